@@ -1,0 +1,1 @@
+"""heats: hyperparameter sweeps that race. See README.md."""

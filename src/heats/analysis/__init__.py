@@ -1,0 +1,1 @@
+"""Reading finished and running sweeps: tables, plots, the HTML report."""

@@ -1,0 +1,355 @@
+"""The configuration schema: the dataclasses here are the only definition of every setting.
+
+`SweepConf` is what stands under `hydra.sweeper`, in any Hydra app. `AppConf` is the root of the
+shipped app (`sweep.py`), whose `conf/config.yaml` points `hydra.sweeper` at its own top-level
+sections, so that they can be set (and swept) by their short names.
+
+This module is imported at every start of every Hydra app through the plugin: nothing heavy here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from heats.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from omegaconf import DictConfig
+
+
+class Direction(Enum):
+    """Whether a smaller or a larger objective is better."""
+
+    minimize = "minimize"
+    maximize = "maximize"
+
+
+class Scheduler(Enum):
+    """What decides at a report whether a trial goes on."""
+
+    asha = "asha"
+    none = "none"
+
+
+class Isolation(Enum):
+    """Where a trial runs.
+
+    `lane`: in a warm worker group that serves trial after trial. `process`: in a `TorchTrainer` run
+    of its own. `inline`: in the driver process, one after another, without Ray (for a debugger).
+    """
+
+    lane = "lane"
+    process = "process"
+    inline = "inline"
+
+
+def _require(holds: bool, key: str, value: object, remedy: str) -> None:
+    if not holds:
+        msg = f"{key}={value!r:.80} is not valid: {remedy}"
+        raise ConfigError(msg)
+
+
+@dataclass(slots=True, kw_only=True)
+class ObjectiveConf:
+    """What the study optimizes.
+
+    `metric` is a reported metric, or null for the value that the task function returns. `resource`
+    names the reported metric that counts the amount spent (`epoch`, `step`); where a report lacks
+    it, reports are counted instead.
+    """
+
+    metric: str | None = None
+    direction: Direction = Direction.minimize
+    resource: str = "epoch"
+
+
+@dataclass(slots=True, kw_only=True)
+class AshaConf:
+    """Successive halving, in units of `objective.resource`; `max_resource` null: no upper end."""
+
+    min_resource: int = 1
+    max_resource: int | None = None
+    reduction_factor: int = 3
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError where a bound does not hold."""
+        _require(self.min_resource >= 1, "asha.min_resource", self.min_resource, "give 1 or more")
+        _require(
+            self.reduction_factor >= 2, "asha.reduction_factor", self.reduction_factor, "give 2 or more"
+        )
+        _require(
+            self.max_resource is None or self.max_resource >= self.min_resource,
+            "asha.max_resource",
+            self.max_resource,
+            f"give asha.min_resource ({self.min_resource}) or more, or null for no upper end",
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class ScalingConf:
+    """Workers of one trial.
+
+    `num_workers` null: one. `use_gpu` null: yes where the cluster has GPUs. A run without a search
+    space takes every GPU (one worker each), or all CPUs in one worker. `resources_per_worker` is
+    Ray's mapping (`CPU`, `GPU`, custom), null: one GPU, or one CPU.
+    """
+
+    num_workers: int | None = None
+    use_gpu: bool | None = None
+    resources_per_worker: dict[str, float] | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError where a bound does not hold."""
+        _require(
+            self.num_workers is None or self.num_workers >= 1,
+            "scaling.num_workers",
+            self.num_workers,
+            "give 1 or more, or null for automatic",
+        )
+        for name, amount in (self.resources_per_worker or {}).items():
+            _require(amount >= 0, f"scaling.resources_per_worker.{name}", amount, "give 0 or more")
+
+
+@dataclass(slots=True, kw_only=True)
+class LaneConf:
+    """How lanes behave; durations in seconds.
+
+    `max_concurrent` caps the trials that run at once (null: as many as the cluster holds).
+    `max_retries`: how often a trial restarts from its last checkpoint after its lane was lost.
+    `verdict_wait_s`: the least time a report may wait for its verdict at a rung (otherwise 2 % of
+    the time since the last report). `flush_interval_s`: how often running trials hand their reports
+    to the driver between rungs. `stop_grace_s`: how long a stopped trial may go on to its next
+    report before its workers are ended.
+    """
+
+    isolation: Isolation = Isolation.lane
+    max_concurrent: int | None = None
+    max_retries: int = 2
+    start_timeout_s: float = 120.0
+    verdict_wait_s: float = 0.05
+    flush_interval_s: float = 1.0
+    stop_grace_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError where a bound does not hold."""
+        _require(
+            self.max_concurrent is None or self.max_concurrent >= 1,
+            "lane.max_concurrent",
+            self.max_concurrent,
+            "give 1 or more, or null for as many as fit",
+        )
+        _require(self.max_retries >= 0, "lane.max_retries", self.max_retries, "give 0 or more")
+        for key in ("start_timeout_s", "flush_interval_s", "stop_grace_s"):
+            _require(getattr(self, key) > 0, f"lane.{key}", getattr(self, key), "give seconds > 0")
+        _require(
+            self.verdict_wait_s >= 0, "lane.verdict_wait_s", self.verdict_wait_s, "give 0 or more"
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class CheckpointsConf:
+    """Which checkpoints outlive a sweep: the best one of each of the `keep_best` best trials."""
+
+    keep_best: int = 3
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError where a bound does not hold."""
+        _require(self.keep_best >= 1, "checkpoints.keep_best", self.keep_best, "give 1 or more")
+
+
+@dataclass(slots=True, kw_only=True)
+class TrackingConf:
+    """Where sweeps and MLflow live.
+
+    `root` is a folder, relative to the current directory. `uri` null: the SQLite store
+    `<root>/mlflow.db`. `experiment` null: the name of the recipe or of the app.
+    """
+
+    root: str = "mlruns"
+    uri: str | None = None
+    experiment: str | None = None
+    system_metrics: bool = True
+    system_metrics_interval_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError where a bound does not hold."""
+        _require(
+            self.system_metrics_interval_s > 0,
+            "tracking.system_metrics_interval_s",
+            self.system_metrics_interval_s,
+            "give seconds > 0",
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class StopConf:
+    """When a study ends before its last trial; null means never.
+
+    `target` is a value of the objective that is good enough. `max_failures` counts failed trials in
+    a row.
+    """
+
+    time_limit_s: float | None = None
+    target: float | None = None
+    max_failures: int | None = 5
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError where a bound does not hold."""
+        _require(
+            self.time_limit_s is None or self.time_limit_s > 0,
+            "stop.time_limit_s",
+            self.time_limit_s,
+            "give seconds > 0, or null for no limit",
+        )
+        _require(
+            self.max_failures is None or self.max_failures >= 1,
+            "stop.max_failures",
+            self.max_failures,
+            "give 1 or more, or null for no limit",
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class ClusterConf:
+    """The Ray cluster: `address` null starts a local one with this machine's resources."""
+
+    address: str | None = None
+    num_cpus: int | None = None
+    num_gpus: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class PromotionConf:
+    """What `heats promote` needs to know of a model; each is a dotted path, or null.
+
+    `evaluate(config, checkpoint_dir) -> dict[str, float]` gives the metrics of a checkpoint anew.
+    `predictor` is a module whose source is stored as the model's code (MLflow models from code).
+    `example(config) -> input` gives an input example. `config` is the `recipe.config` of the trial.
+    `tolerance` is the relative difference allowed between logged and re-evaluated objective.
+    """
+
+    evaluate: str | None = None
+    predictor: str | None = None
+    example: str | None = None
+    model: str | None = None
+    tolerance: float = 1e-6
+
+
+@dataclass(slots=True, kw_only=True)
+class SweepConf:
+    """Everything under `hydra.sweeper`.
+
+    `params` maps a key to the text of a sweep override (`lr: tag(log, interval(1e-5, 1e-1))`).
+    `n_trials` null: every point of a grid, or 20. `sampler` is a node with a `_target_`; null: a
+    grid where every dimension is a choice, otherwise TPE. `seed` seeds the sampler.
+    """
+
+    study_name: str | None = None
+    n_trials: int | None = None
+    params: dict[str, str] | None = None
+    sampler: Any = None
+    seed: int = 0
+    scheduler: Scheduler = Scheduler.asha
+    resume: bool = False
+    objective: ObjectiveConf = field(default_factory=ObjectiveConf)
+    asha: AshaConf = field(default_factory=AshaConf)
+    scaling: ScalingConf = field(default_factory=ScalingConf)
+    lane: LaneConf = field(default_factory=LaneConf)
+    checkpoints: CheckpointsConf = field(default_factory=CheckpointsConf)
+    tracking: TrackingConf = field(default_factory=TrackingConf)
+    stop: StopConf = field(default_factory=StopConf)
+    cluster: ClusterConf = field(default_factory=ClusterConf)
+    promotion: PromotionConf = field(default_factory=PromotionConf)
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError where a bound does not hold."""
+        _require(
+            self.n_trials is None or self.n_trials >= 1,
+            "n_trials",
+            self.n_trials,
+            "give 1 or more, or null for the default",
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class AppConf:
+    """The root of the shipped app: common hyperparameters, the recipe, and the sweep's sections."""
+
+    lr: float = 1e-3
+    batch_size: int = 32
+    epochs: int = 1
+    weight_decay: float = 0.0
+    seed: int = 0
+    recipe: Any = None
+    study_name: str | None = None
+    n_trials: int | None = None
+    scheduler: Scheduler = Scheduler.asha
+    objective: ObjectiveConf = field(default_factory=ObjectiveConf)
+    asha: AshaConf = field(default_factory=AshaConf)
+    scaling: ScalingConf = field(default_factory=ScalingConf)
+    lane: LaneConf = field(default_factory=LaneConf)
+    checkpoints: CheckpointsConf = field(default_factory=CheckpointsConf)
+    tracking: TrackingConf = field(default_factory=TrackingConf)
+    stop: StopConf = field(default_factory=StopConf)
+    cluster: ClusterConf = field(default_factory=ClusterConf)
+    promotion: PromotionConf = field(default_factory=PromotionConf)
+
+
+def sweeper_node() -> dict[str, Any]:
+    """The defaults of `SweepConf` as plain containers, for Hydra's config store.
+
+    Plain, because OmegaConf refuses an interpolation such as `asha: ${asha}` where a node is typed;
+    `sweep_conf` checks names and types afterwards.
+    """
+    from omegaconf import OmegaConf
+
+    node = OmegaConf.to_container(OmegaConf.structured(SweepConf), enum_to_str=True)
+    assert isinstance(node, dict)  # noqa: S101 - narrows the union that OmegaConf declares
+    return {
+        "_target_": "hydra_plugins.heats_sweeper.heats_sweeper.HeatsSweeper",
+        "_recursive_": False,
+        **{str(key): value for key, value in node.items()},
+    }
+
+
+def sweep_conf(node: DictConfig) -> SweepConf:
+    """`SweepConf` from a composed `hydra.sweeper` node; interpolations are resolved.
+
+    Raises:
+        ConfigError: An unknown key (the known ones are listed, nearest first) or a wrong value.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    values = OmegaConf.to_container(node, resolve=True)
+    assert isinstance(values, dict)  # noqa: S101 - narrows the union that OmegaConf declares
+    known = {spec.name for spec in dataclasses.fields(SweepConf)}
+    values = {key: value for key, value in values.items() if not str(key).startswith("_")}
+    for key in values:
+        if key not in known:
+            raise unknown_name("key under hydra.sweeper", str(key), known)
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(SweepConf), values)
+        conf = OmegaConf.to_object(merged)
+    except OmegaConfBaseException as exc:
+        key = getattr(exc, "full_key", None) or "hydra.sweeper"
+        msg = f"{key} is not valid: {str(exc).splitlines()[0]}"
+        raise ConfigError(msg) from exc
+    assert isinstance(conf, SweepConf)  # noqa: S101 - to_object gives the structured type
+    return conf
+
+
+def unknown_name(what: str, name: str, known: Iterable[str]) -> ConfigError:
+    """The error for a misspelt name: it lists the known names, nearest first."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+    rest = [other for other in names if other not in near]
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    listed = ", ".join([*near, *rest]) or "none"
+    return ConfigError(f"Unknown {what}: {name!r:.80}.{hint} Known: {listed}.")

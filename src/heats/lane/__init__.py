@@ -1,0 +1,1 @@
+"""Lanes: warm worker groups that serve trial after trial."""

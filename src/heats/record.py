@@ -1,0 +1,159 @@
+"""What is known of a sweep, built by applying its events one by one.
+
+The driver keeps one and applies each event as it writes it; every reader replays the ledger into
+another. So the live view, a resume and a report can never disagree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from heats.trial import (
+    AttemptLost,
+    CheckpointDropped,
+    Judged,
+    Reported,
+    RunCreated,
+    SweepEnded,
+    SweepResumed,
+    SweepStarted,
+    SystemSampled,
+    TrialAsked,
+    TrialEnded,
+    TrialState,
+    TurnStarted,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from heats.trial import Event, Objective, ParamValue
+
+
+@dataclass(slots=True)
+class TrialRecord:
+    """One trial so far; times are wall-clock seconds since the epoch."""
+
+    number: int
+    params: dict[str, ParamValue]
+    overrides: tuple[str, ...]
+    asked_s: float
+    state: TrialState = TrialState.RUNNING
+    started_s: float | None = None
+    ended_s: float | None = None
+    value: float | None = None
+    error: str | None = None
+    log: str | None = None
+    run_id: str | None = None
+    artifact_dir: str | None = None
+    attempts: int = 0
+    reports: list[Reported] = field(default_factory=list)
+    judged: list[Judged] = field(default_factory=list)
+    checkpoints: dict[str, Reported] = field(default_factory=dict)
+
+    @property
+    def last(self) -> Reported | None:
+        """The latest report."""
+        return self.reports[-1] if self.reports else None
+
+    def best_report(self, objective: Objective) -> Reported | None:
+        """The report with the best finite objective; None where there is none."""
+        return _best(self.reports, objective)
+
+    def best_checkpoint(self, objective: Objective) -> Reported | None:
+        """Among the checkpoints that still exist, the report whose objective is best."""
+        return _best(self.checkpoints.values(), objective)
+
+    @property
+    def last_checkpoint(self) -> Reported | None:
+        """The newest checkpoint that still exists: where the trial would continue."""
+        return max(self.checkpoints.values(), key=lambda r: r.index, default=None)
+
+
+def _best(reports: Iterable[Reported], objective: Objective) -> Reported | None:
+    best: Reported | None = None
+    best_value: float | None = None
+    for report in reports:
+        value = report.metrics.get(objective.name)
+        if objective.is_better(value, best_value):
+            best, best_value = report, value
+    return best
+
+
+@dataclass(slots=True)
+class SweepRecord:
+    """One sweep so far. `start` is the first event; `ended` is None while a driver should live."""
+
+    start: SweepStarted
+    trials: dict[int, TrialRecord] = field(default_factory=dict)
+    run_id: str | None = None
+    artifact_dir: str | None = None
+    ended: SweepEnded | None = None
+    last_time_s: float = 0.0
+
+    @property
+    def objective(self) -> Objective:
+        """The study's objective."""
+        return self.start.objective
+
+    def apply(self, event: Event) -> None:
+        """Take one more event into account.
+
+        Raises:
+            KeyError: The event is of a trial that was never asked.
+        """
+        self.last_time_s = max(self.last_time_s, event.time_s)
+        match event:
+            case TrialAsked():
+                self.trials[event.trial] = TrialRecord(
+                    number=event.trial,
+                    params=dict(event.params),
+                    overrides=event.overrides,
+                    asked_s=event.time_s,
+                )
+            case RunCreated(trial=None):
+                self.run_id, self.artifact_dir = event.run_id, event.artifact_dir
+            case RunCreated(trial=int() as number):
+                self.trials[number].run_id = event.run_id
+                self.trials[number].artifact_dir = event.artifact_dir
+            case TurnStarted():
+                trial = self.trials[event.trial]
+                trial.attempts = event.attempt + 1
+                trial.started_s = trial.started_s or event.time_s
+            case Reported():
+                trial = self.trials[event.trial]
+                trial.reports.append(event)
+                if event.checkpoint is not None:
+                    trial.checkpoints[event.checkpoint] = event
+            case Judged():
+                self.trials[event.trial].judged.append(event)
+            case CheckpointDropped():
+                self.trials[event.trial].checkpoints.pop(event.checkpoint, None)
+            case TrialEnded():
+                trial = self.trials[event.trial]
+                trial.state, trial.value, trial.error = event.state, event.value, event.error
+                trial.log, trial.ended_s = event.log, event.time_s
+            case SweepEnded():
+                self.ended = event
+            case SweepResumed():
+                self.ended = None
+            case SweepStarted() | SystemSampled() | AttemptLost():
+                pass
+
+    def best(self) -> TrialRecord | None:
+        """The COMPLETE trial with the best finite value; the earlier one where two are equal."""
+        best: TrialRecord | None = None
+        for trial in self.trials.values():
+            if trial.state is TrialState.COMPLETE and self.objective.is_better(
+                trial.value, best.value if best else None
+            ):
+                best = trial
+        return best
+
+    def counts(self) -> dict[TrialState, int]:
+        """Number of trials in each state."""
+        counts = dict.fromkeys(TrialState, 0)
+        for trial in self.trials.values():
+            counts[trial.state] += 1
+        return counts

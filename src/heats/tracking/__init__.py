@@ -1,0 +1,1 @@
+"""The ledger on disk, and MLflow fed from it."""

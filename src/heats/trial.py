@@ -1,0 +1,313 @@
+"""Frozen records of a trial's life, and the seams between the parts that handle them.
+
+A sweep's history is a sequence of events. The driver appends each to the ledger, applies it to its
+`SweepRecord` (record.py), and the shipper sends it to MLflow; a reader of a finished sweep replays
+the same events.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol
+
+from heats.config import Direction
+
+ParamValue = str | int | float | bool | None
+
+
+class TrialState(Enum):
+    """State of a trial, with Optuna's names."""
+
+    RUNNING = "RUNNING"
+    COMPLETE = "COMPLETE"
+    PRUNED = "PRUNED"
+    FAIL = "FAIL"
+
+
+class Verdict(Enum):
+    """What a trial is told at a report."""
+
+    CONTINUE = "CONTINUE"
+    STOP = "STOP"
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """Metric, direction and resource in one record; `metric` None is the returned value."""
+
+    metric: str | None
+    direction: Direction
+    resource: str = "epoch"
+
+    @property
+    def name(self) -> str:
+        """Metric name as it is shown and logged."""
+        return self.metric or "objective"
+
+    def is_better(self, value: float | None, than: float | None) -> bool:
+        """Whether `value` beats `than`; NaN, infinity and None never beat anything."""
+        if value is None or not math.isfinite(value):
+            return False
+        if than is None or not math.isfinite(than):
+            return True
+        return value < than if self.direction is Direction.minimize else value > than
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A point of the search space: Optuna's trial number, values, and Hydra overrides for them.
+
+    `overrides` hold only the sampled dimensions, as Hydra override texts that parse back to exactly
+    these values.
+    """
+
+    number: int
+    params: dict[str, ParamValue]
+    overrides: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TrialSpec:
+    """One attempt at a trial, as a lane needs it.
+
+    `config` is the composed Hydra config (with its `hydra` node), pickled, because the classes in
+    it may live in the user's `__main__`, which a worker loads first. Paths are absolute.
+    """
+
+    number: int
+    attempt: int
+    config: bytes
+    run_id: str | None
+    artifact_dir: str
+    job_dir: str
+    checkpoint: str | None
+    first_report_index: int = 0
+
+
+# --- events -----------------------------------------------------------------------------------
+# `time_s` is wall-clock seconds since the epoch, taken once where the event happened.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepStarted:
+    """First event of a ledger: what was asked for, and everything needed to do it again."""
+
+    time_s: float
+    study_name: str
+    argv: tuple[str, ...]
+    cwd: str
+    script: str | None
+    module: str | None
+    objective: Objective
+    space: dict[str, Any]
+    fixed: tuple[str, ...]
+    settings: dict[str, Any]
+    config_yaml: str
+    experiment: str
+    tracking_uri: str
+    tags: dict[str, str] = field(default_factory=dict)
+    version: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCreated:
+    """An MLflow run now stands for the sweep (`trial` None) or for a trial."""
+
+    time_s: float
+    trial: int | None
+    run_id: str
+    artifact_dir: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialAsked:
+    """The sampler proposed a point."""
+
+    time_s: float
+    trial: int
+    params: dict[str, ParamValue]
+    overrides: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnStarted:
+    """An attempt at a trial began; `checkpoint` is where it continues from."""
+
+    time_s: float
+    trial: int
+    attempt: int
+    checkpoint: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reported:
+    """A report of rank 0.
+
+    `index` counts the trial's reports from 1 over all attempts; `resource` is the amount spent so
+    far in units of `Objective.resource`; `checkpoint` is a directory path or URI.
+    """
+
+    time_s: float
+    trial: int
+    index: int
+    resource: int
+    metrics: dict[str, float]
+    checkpoint: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemSampled:
+    """CPU, memory and GPU use of a running trial, under MLflow's `system/` names."""
+
+    time_s: float
+    trial: int
+    step: int
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A rung decision: `value` is the objective at `rung`, `resource` the amount really spent."""
+
+    time_s: float
+    trial: int
+    rung: int
+    resource: int
+    value: float
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointDropped:
+    """A checkpoint is no longer needed; written before its files are removed."""
+
+    time_s: float
+    trial: int
+    checkpoint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptLost:
+    """A lane went away under a trial; the trial will start again."""
+
+    time_s: float
+    trial: int
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialEnded:
+    """A trial reached its final state; `value` is its best objective, None where it has none."""
+
+    time_s: float
+    trial: int
+    state: TrialState
+    value: float | None
+    error: str | None = None
+    log: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepEnded:
+    """The driver left: `reason` is for people, `finished` False where trials are still owed."""
+
+    time_s: float
+    reason: str
+    finished: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepResumed:
+    """A driver took the sweep up again."""
+
+    time_s: float
+    pid: int
+
+
+Event = (
+    SweepStarted
+    | RunCreated
+    | TrialAsked
+    | TurnStarted
+    | Reported
+    | SystemSampled
+    | Judged
+    | CheckpointDropped
+    | AttemptLost
+    | TrialEnded
+    | SweepEnded
+    | SweepResumed
+)
+
+
+# --- seams ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A report as it leaves rank 0; `Reported` is the same once the driver has numbered it."""
+
+    time_s: float
+    metrics: dict[str, float]
+    checkpoint: str | None = None
+    is_system: bool = False
+
+
+class Ending(Enum):
+    """How an attempt at a trial came to its end."""
+
+    RETURNED = "RETURNED"
+    STOPPED = "STOPPED"
+    RAISED = "RAISED"
+    LOST = "LOST"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The end of an attempt: `returned` is what rank 0's task function gave, if a number."""
+
+    ending: Ending
+    returned: float | None = None
+    error: str | None = None
+
+
+class Coordinator(Protocol):
+    """What drives trials asks this for work and tells it what happened (sweeper.py has the one)."""
+
+    def next_trial(self) -> TrialSpec | None:
+        """The next attempt to run, or None where there is none now."""
+        ...
+
+    def is_done(self) -> bool:
+        """Whether `next_trial` will never give anything again."""
+        ...
+
+    def record(self, number: int, reports: list[Report]) -> Verdict:
+        """Take reports of a running trial in order; the verdict holds from now on."""
+        ...
+
+    def end(self, number: int, outcome: Outcome) -> None:
+        """Take the end of an attempt; all its reports were recorded before."""
+        ...
+
+
+def clean_metrics(metrics: dict[str, Any]) -> dict[str, float]:
+    """Metrics as floats, by one rule for every path that a metric can take.
+
+    Bools, ints, NumPy scalars and 0-d arrays become floats; a number beyond float64 becomes
+    infinity; NaN stays NaN. Text, None and anything else that is not a number is left out.
+    """
+    cleaned: dict[str, float] = {}
+    for key, value in metrics.items():
+        if isinstance(value, (str, bytes)) or value is None:
+            continue
+        try:
+            cleaned[str(key)] = float(value)
+        except OverflowError:
+            cleaned[str(key)] = math.inf if value > 0 else -math.inf
+        except (TypeError, ValueError):
+            continue
+    return cleaned
