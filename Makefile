@@ -1,0 +1,59 @@
+# Everything happens in .venv: nothing is installed outside of this folder, no root is needed.
+# Works with GNU make 3.81 and newer, and with any POSIX shell.
+
+PYTHON ?= python3
+EXTRAS ?= text,dev
+VENV := .venv
+PY := $(VENV)/bin/python
+comma := ,
+STAMP := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
+
+# The sdist, because the wheel lacks the labelled sentences that the text_classification recipe reads.
+DATA := .cache/data/vaderSentiment-3.3.2.tar.gz
+DATA_SHA256 := 5d7c06e027fc8b99238edb0d53d970cf97066ef97654009890b83703849632f9
+DATA_IS_THERE = $(PY) -c "import hashlib, pathlib, sys; file = pathlib.Path('$(DATA)'); \
+	sys.exit(not file.exists() or hashlib.sha256(file.read_bytes()).hexdigest() != '$(DATA_SHA256)')"
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test setup data check unit bench clean
+
+help:  ## List these targets.
+	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+demo: setup  ## Install, then run a first sweep: digit classifiers that race under ASHA.
+	$(PY) sweep.py sweeps=digits_asha
+
+test: check data  ## Install, then run everything that CI runs: lint, types, layers, all tests.
+	$(PY) -m pytest
+
+setup: $(STAMP)  ## Create .venv with the pinned versions and heats; quick where it is up to date.
+
+$(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "heats needs Python 3.11 or newer, and '$(PYTHON)' is $$($(PYTHON) -V 2>&1)." >&2; \
+		echo "Install one and name it: make $(MAKECMDGOALS) PYTHON=python3.11" >&2; exit 1; }
+	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[$(EXTRAS)]'
+	@touch $@
+
+data: setup  ## Download the sentences of the text_classification recipe (2.5 MB) to .cache/data.
+	@$(DATA_IS_THERE) || $(PY) -m pip download --quiet --disable-pip-version-check --no-deps \
+		--no-binary :all: -d $(dir $(DATA)) vaderSentiment==3.3.2
+	@$(DATA_IS_THERE) || { echo "$(DATA) is not the file that was tested (its SHA-256 differs)." \
+		"Delete it and run: make data" >&2; exit 1; }
+
+check: setup  ## Lint, formatting, types and import layers.
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	$(VENV)/bin/lint-imports
+
+unit: setup  ## Only the unit tests: no Ray, seconds.
+	$(PY) -m pytest tests/unit
+
+bench: setup  ## The benchmarks, side by side with what one would use instead (minutes).
+	$(PY) -m benchmarks
+
+clean:  ## Remove .venv, caches and builds. Never touches mlruns/.
+	rm -rf $(VENV) .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
