@@ -71,7 +71,7 @@ def fake_events(
     Trials run 27 epochs with rungs at 1, 3 and 9. Trial 7 raises and trial 11 reports NaN. Without
     `is_ended` the last `num_lanes` trials still run and the driver has not left.
     """
-    rng = random.Random(study_name)
+    rng = random.Random(3)
     free_at = [SWEEP_START_S + 8.0] * num_lanes
     events: list[Event] = [fake_start(study_name)]
     rungs: dict[int, list[float]] = {1: [], 3: [], 9: []}
@@ -160,7 +160,9 @@ def _fake_trial(
         if epoch in rungs:
             # The best half goes on, so that some trials reach every rung of so small a sweep.
             rung = rungs[epoch]
-            stops = math.isnan(value) or sum(value > other for other in rung) > len(rung) / 2
+            stops = not is_running and (
+                math.isnan(value) or sum(value > other for other in rung) > len(rung) / 2
+            )
             rung.append(value)
             verdict = Verdict.STOP if stops else Verdict.CONTINUE
             judged = Judged(
