@@ -1,0 +1,167 @@
+"""The Train context of one turn. The only module that knows Ray Train's private names.
+
+Every turn gets its own `TrainContext` inside the long-lived worker, so `ray.train.report`,
+`get_checkpoint`, `get_context`, collectives and framework callbacks work unmodified. Verified on
+ray 2.60; tests/integration/test_ray_contract.py covers each private name and says what to do when a
+release moves it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from ray.train import Checkpoint
+from ray.train.v2._internal.execution import context as train_context
+from ray.train.v2._internal.execution.context import TrainContext
+from ray.train.v2._internal.execution.storage import StorageContext
+from ray.train.v2.api.reported_checkpoint import ReportedCheckpoint, ReportedCheckpointStatus
+
+from heats.errors import TrialStoppedError
+from heats.lane.messages import RankReport, VerdictRequest
+from heats.trial import Report, Verdict, clean_metrics
+
+if TYPE_CHECKING:
+    from heats.lane.mailbox import RankMailbox
+    from heats.lane.messages import Turn
+
+CHECKPOINTS_DIR = "checkpoints"
+"""Folder below a trial's artifact directory that its checkpoints are written to."""
+
+
+def checkpoint_uri(checkpoint: Checkpoint) -> str:
+    """Local path, or URI on another file system; `Checkpoint(checkpoint_uri(c))` reads it back."""
+    scheme = checkpoint.filesystem.type_name
+    return str(checkpoint.path) if scheme == "local" else f"{scheme}://{checkpoint.path}"
+
+
+class TurnStorage(StorageContext):  # type: ignore[misc]
+    """Ray's storage rooted at a trial's artifact directory, without marker files in it."""
+
+    def __init__(self, artifact_dir: str) -> None:
+        super().__init__(artifact_dir, CHECKPOINTS_DIR)
+
+    def _create_validation_file(self) -> None:
+        """Not needed: the first checkpoint creates the directory and tests it."""
+
+    def _check_validation_file(self) -> None:
+        """See `_create_validation_file`."""
+
+
+class TurnQueue:
+    """Stands in for the worker's result queue: rank 0's reports go to the lane, one way."""
+
+    def __init__(self, turn: Turn, rank: int, mailbox: RankMailbox) -> None:
+        self._turn, self._rank, self._mailbox = turn, rank, mailbox
+        self.reported: list[ReportedCheckpoint] = []
+
+    def put(self, training_report: Any) -> None:
+        """Take a `_TrainingReport` of Ray Train; called in the training or an upload thread."""
+        checkpoint, metrics = training_report.checkpoint, training_report.metrics
+        if checkpoint is not None:
+            committed = ReportedCheckpointStatus.COMMITTED
+            self.reported.append(ReportedCheckpoint(checkpoint, metrics, committed))
+        if self._rank == 0:
+            uri = None if checkpoint is None else checkpoint_uri(checkpoint)
+            report = Report(time.time(), clean_metrics(metrics), uri)
+            self._mailbox.send(RankReport(self._turn.index, report))
+
+    def verdict(self, index: int) -> Verdict:
+        """Whether the turn goes on after report `index`; every rank gets the same answer."""
+        return self._mailbox.ask(VerdictRequest(self._turn.index, index))
+
+
+class UploadErrors:
+    """Stands in for Ray's thread runner: keeps what asynchronous uploads raise, for the turn."""
+
+    def __init__(self) -> None:
+        self._errors: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
+
+    def get_exception_queue(self) -> queue.SimpleQueue[BaseException]:
+        """Where Ray Train puts an upload's exception."""
+        return self._errors
+
+    def raise_first(self) -> None:
+        """Raise the first upload error, if there was one."""
+        if not self._errors.empty():
+            raise self._errors.get()
+
+
+class TurnContext(TrainContext):  # type: ignore[misc]
+    """Ray's Train context, ending the turn at the report where the verdict is to stop."""
+
+    def report(self, *args: Any, **kwargs: Any) -> None:
+        """Report as Ray does, then take the verdict.
+
+        Raises:
+            TrialStoppedError: The trial is to stop here.
+        """
+        super().report(*args, **kwargs)
+        self.execution_context.training_thread_runner.raise_first()
+        if self.get_result_queue().verdict(self.report_call_index) is Verdict.STOP:
+            raise TrialStoppedError
+
+    def get_all_reported_checkpoints(self, *args: Any, **kwargs: Any) -> list[ReportedCheckpoint]:
+        """This turn's checkpoints; Ray's controller knows nothing of turns."""
+        del args, kwargs
+        return list(self.get_result_queue().reported)
+
+    def _sync_checkpoint_dir_name_across_ranks(self, checkpoint_dir_name: str | None = None) -> str:
+        if self.get_world_size() == 1:  # Nobody to agree with: saves a remote call at each report.
+            return checkpoint_dir_name or self.storage_context.make_default_checkpoint_dir_name()
+        name: str = super()._sync_checkpoint_dir_name_across_ranks(checkpoint_dir_name)
+        return name
+
+
+class turn_context:  # noqa: N801 - a context manager, used like a function
+    """Put a context for `turn` in place, and the worker's own back at the end.
+
+    Leaving waits for the turn's asynchronous uploads and raises what they raised, unless the turn
+    already ends with an exception.
+    """
+
+    def __init__(self, turn: Turn, mailbox: RankMailbox) -> None:
+        self._base = base = train_context.get_train_context()
+        spec = turn.spec
+        fields = {f.name: getattr(base, f.name) for f in dataclasses.fields(TrainContext)}
+        run_config = dataclasses.replace(
+            base.train_run_context.run_config, name=f"trial-{spec.number}"
+        )
+        fields.update(
+            train_run_context=dataclasses.replace(base.train_run_context, run_config=run_config),
+            execution_context=dataclasses.replace(
+                base.execution_context,
+                result_queue=TurnQueue(turn, base.get_world_rank(), mailbox),
+                training_thread_runner=UploadErrors(),
+            ),
+            storage_context=TurnStorage(spec.artifact_dir),
+            checkpoint=None if spec.checkpoint is None else Checkpoint(spec.checkpoint),
+            current_report_index=0,
+            report_call_index=0,
+            report_order_condition=threading.Condition(),
+            checkpoint_upload_threadpool=ThreadPoolExecutor(1),
+        )
+        self._context = TurnContext(**fields)
+
+    def __enter__(self) -> TrainContext:
+        """Give the turn's context, now in place."""
+        train_context.set_train_context(self._context)
+        return self._context
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Put the worker's own context back; collectives go on counting where the turn left."""
+        self._context.checkpoint_upload_threadpool.shutdown(wait=True)
+        self._base.collective_seq = self._context.collective_seq
+        train_context.set_train_context(self._base)
+        if error is None:
+            self._context.execution_context.training_thread_runner.raise_first()
+
+
+def rank_and_world_size() -> tuple[int, int]:
+    """This worker's rank and the number of workers."""
+    context = train_context.get_train_context()
+    return context.get_world_rank(), context.get_world_size()

@@ -1,0 +1,374 @@
+"""A lane: one long-lived `TorchTrainer` run whose workers serve trial after trial.
+
+The lane lives in the process of its Tune trainable. Ranks talk to it through the mailbox; it
+gathers rank 0's reports, gives every rank the same verdict for the same report, and knows when a
+turn is over on all ranks.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from heats.asha import next_milestone
+from heats.errors import LaneLostError
+from heats.lane.mailbox import Mailbox
+from heats.lane.messages import (
+    RankBroken,
+    RankReady,
+    RankReport,
+    Turn,
+    TurnEnded,
+    VerdictRequest,
+)
+from heats.lane.worker import WorkerSettings, serve_turns
+from heats.trial import Ending, Outcome, Report, Verdict, resource_spent
+
+if TYPE_CHECKING:
+    from heats.config import AshaConf, LaneConf
+    from heats.lane.messages import RankMessage
+    from heats.lane.task import TaskRef
+    from heats.trial import Objective, TrialSpec
+
+logger = logging.getLogger(__name__)
+
+_MAX_WAIT_SHARE = 0.02
+"""Largest share of the time between two reports that a rank may wait for a verdict at a rung."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaneSettings:
+    """Everything a lane needs that does not change from trial to trial.
+
+    `asha` None: no report needs a decision, so verdicts never wait. `resources_per_worker` are
+    Ray's; `storage_path` is where Ray Train keeps what is the lane's own.
+    """
+
+    task: TaskRef
+    objective: Objective
+    asha: AshaConf | None
+    lane: LaneConf
+    num_workers: int
+    use_gpu: bool
+    resources_per_worker: dict[str, float]
+    storage_path: str
+    tracking_uri: str
+    seed: int
+    system_interval_s: float | None
+
+
+@dataclass(slots=True)
+class _TurnState:
+    """What the lane knows of the turn that runs; guarded by the lane's condition."""
+
+    turn: Turn
+    is_posted: bool = False
+    reports: list[Report] = field(default_factory=list)
+    taken: int = 0
+    num_reports: int = 0
+    decided: int = 0
+    decision_at: int | None = None
+    next_rung: int | None = None
+    is_stopping: bool = False
+    verdicts: dict[int, Verdict] = field(default_factory=dict)
+    last_report_s: float = field(default_factory=time.monotonic)
+    ended: dict[int, TurnEnded] = field(default_factory=dict)
+
+
+class Lane:
+    """The driver's side of one worker group.
+
+    `start`, then for each trial `begin`, `gather` until it gives an outcome, and `stop` where the
+    trial is to end early; `close` at the end.
+    """
+
+    def __init__(self, settings: LaneSettings) -> None:
+        self._settings = settings
+        self._changed = threading.Condition()
+        self._ready: dict[int, RankReady] = {}
+        self._state: _TurnState | None = None
+        self._num_turns = 0
+        self._lost: str | None = None
+        self._is_closing = False
+        self._started_s = time.monotonic()
+        import ray
+
+        host = ray.util.get_node_ip_address()
+        self._mailbox = Mailbox(host, self._on_message, self._on_gone)
+        self._thread = threading.Thread(target=self._run, daemon=True, name="heats-lane")
+        self._thread.start()
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the lane can take a turn now."""
+        return self._lost is None and not self._is_closing and self._state is None
+
+    def begin(self, spec: TrialSpec) -> None:
+        """Give the lane a trial; its ranks get it as soon as all of them are there."""
+        with self._changed:
+            self._num_turns += 1
+            self._state = _TurnState(Turn(self._num_turns, spec), next_rung=self._next_rung(0))
+
+    def gather(self) -> tuple[list[Report], Outcome | None]:
+        """Reports since the last call, once there is something to decide or enough time passed.
+
+        Calling it says that the turn goes on after everything gathered before. The outcome is None
+        while the turn runs; when it is not, every report has been gathered and the turn is over.
+
+        Raises:
+            LaneLostError: A rank or the worker group went away.
+        """
+        until = time.monotonic() + self._settings.lane.flush_interval_s
+        with self._changed:
+            state = self._posted_turn(until)
+            if state is None:
+                return [], None
+            state.decided = state.taken
+            if state.decision_at is not None and state.decision_at <= state.decided:
+                state.decision_at = None
+            self._changed.notify_all()
+            while self._lost is None and state.decision_at is None:
+                if len(state.ended) == self._settings.num_workers or self._has_raised(state):
+                    break
+                if not self._changed.wait(until - time.monotonic()) and time.monotonic() >= until:
+                    break
+            self._raise_if_lost()
+            reports, state.reports = state.reports, []
+            state.taken = state.num_reports
+            if len(state.ended) == self._settings.num_workers:
+                self._state = None
+                return reports, _outcome(list(state.ended.values()))
+        if self._has_raised(state):
+            return reports, self._stop_after_failure(state)
+        return reports, None
+
+    def stop(self) -> bool:
+        """End the running turn at its ranks' next report; False where they did not in time."""
+        with self._changed:
+            if self._state is None or self._lost is not None or not self._state.is_posted:
+                self._state = None
+                return self._lost is None
+            self._state.is_stopping = True
+            self._changed.notify_all()
+            is_over = self._changed.wait_for(
+                lambda: self._lost is not None or self._all_ended(),
+                timeout=self._settings.lane.stop_grace_s,
+            )
+            self._state = None
+            return is_over and self._lost is None
+
+    def close(self, *, is_broken: bool = False) -> None:
+        """End the worker group: by word, or where ranks do not listen any more, by force."""
+        self._is_closing = True
+        if is_broken or self._lost is not None:
+            self._kill_ranks()
+        else:
+            for rank in self._ready:
+                try:
+                    self._mailbox.post(rank, None)
+                except OSError:
+                    logger.debug("rank %d was gone before it was dismissed", rank)
+        self._thread.join(self._settings.lane.stop_grace_s)
+        if self._thread.is_alive():
+            self._kill_ranks()
+        self._mailbox.close()
+
+    # --- the worker group -----------------------------------------------------------------------
+
+    def _run(self) -> None:
+        import ray.train
+        from ray.train.torch import TorchTrainer
+
+        own = self._settings
+        worker = WorkerSettings(
+            self._mailbox.address, own.task, own.seed, own.tracking_uri, own.system_interval_s
+        )
+        name = f"lane-{ray.get_runtime_context().get_actor_id() or 'driver'}-{id(self):x}"
+        trainer = TorchTrainer(
+            serve_turns,
+            train_loop_config={"worker": worker},
+            scaling_config=ray.train.ScalingConfig(
+                num_workers=own.num_workers,
+                use_gpu=own.use_gpu,
+                resources_per_worker=own.resources_per_worker,
+            ),
+            run_config=ray.train.RunConfig(name=name, storage_path=own.storage_path),
+        )
+        reason = "its worker group ended"
+        try:
+            trainer.fit()
+        except BaseException as exc:  # noqa: BLE001 - whatever ended the run is the lane's end
+            reason = f"its worker group ended with {type(exc).__name__}: {exc}"
+        with self._changed:
+            if not self._is_closing and self._lost is None:
+                self._lost = reason
+            self._changed.notify_all()
+
+    def _kill_ranks(self) -> None:
+        import ray
+
+        for ready in self._ready.values():
+            try:
+                ray.kill(ready.actor)
+            except Exception as exc:  # noqa: BLE001 - it may be dead already, in any of several ways
+                logger.debug("rank %d could not be ended: %r", ready.rank, exc)
+
+    # --- messages; these run in the mailbox's reader threads ------------------------------------
+
+    def _on_message(self, rank: int, message: RankMessage) -> Verdict | None:
+        with self._changed:
+            state = self._state
+            match message:
+                case RankReady():
+                    self._ready[rank] = message
+                case RankBroken():
+                    self._lost = f"rank {rank} cannot serve:\n{message.error}"
+                case RankReport():
+                    if state is not None and state.turn.index == message.turn:
+                        self._take(state, message.report)
+                case VerdictRequest():
+                    if state is None or state.turn.index != message.turn:
+                        return Verdict.STOP
+                    return self._verdict(state, rank, message.index)
+                case TurnEnded():
+                    if state is not None and state.turn.index == message.turn:
+                        state.ended[rank] = message
+            self._changed.notify_all()
+            return None
+
+    def _on_gone(self, rank: int) -> None:
+        with self._changed:
+            if self._lost is None and not self._is_closing:
+                turn = self._state.turn if self._state else None
+                where = f" in turn {turn.index} (trial {turn.spec.number})" if turn else ""
+                self._lost = f"rank {rank} went away{where}"
+            self._changed.notify_all()
+
+    def _take(self, state: _TurnState, report: Report) -> None:
+        state.reports.append(report)
+        if report.is_system:
+            return
+        state.num_reports += 1
+        if self._settings.asha is None:
+            return
+        objective = self._settings.objective
+        index = state.turn.spec.first_report_index + state.num_reports
+        spent = resource_spent(report.metrics, index, objective.resource)
+        value = report.metrics.get(objective.name)
+        is_lost = value is not None and not math.isfinite(value)
+        if is_lost or (state.next_rung is not None and spent >= state.next_rung):
+            state.decision_at = state.num_reports
+            state.next_rung = self._next_rung(spent)
+
+    def _verdict(self, state: _TurnState, rank: int, index: int) -> Verdict:
+        """The verdict for a report: waits at a rung, but never long, and is the same for all.
+
+        Rank 0's question settles it. The other ranks wait for that: Ray's report has a barrier, so
+        rank 0 is in the same report and will ask.
+        """
+        if rank > 0:
+            self._changed.wait_for(
+                lambda: (
+                    index in state.verdicts
+                    or state.is_stopping
+                    or self._lost is not None
+                    or 0 in state.ended
+                )
+            )
+        else:
+            now = time.monotonic()
+            longest = self._settings.lane.verdict_wait_s
+            wait_s = max(longest, _MAX_WAIT_SHARE * (now - state.last_report_s))
+            state.last_report_s = now
+            self._changed.wait_for(
+                lambda: (
+                    state.is_stopping
+                    or self._lost is not None
+                    or state.decision_at != index
+                    or state.decided >= index
+                ),
+                timeout=wait_s,
+            )
+        is_over = state.is_stopping or self._lost is not None
+        verdict = state.verdicts.setdefault(index, Verdict.STOP if is_over else Verdict.CONTINUE)
+        self._changed.notify_all()
+        return verdict
+
+    # --- helpers --------------------------------------------------------------------------------
+
+    def _next_rung(self, spent: int) -> int | None:
+        return None if self._settings.asha is None else next_milestone(spent, self._settings.asha)
+
+    def _all_ended(self) -> bool:
+        return self._state is not None and len(self._state.ended) == self._settings.num_workers
+
+    def _has_raised(self, state: _TurnState) -> bool:
+        return any(ended.ending is Ending.RAISED for ended in state.ended.values())
+
+    def _stop_after_failure(self, state: _TurnState) -> Outcome:
+        """Some ranks raised and others go on, perhaps waiting for them: give these a moment."""
+        with self._changed:
+            state.is_stopping = True
+            self._changed.wait_for(
+                lambda: self._lost is not None or self._all_ended(),
+                timeout=self._settings.lane.stop_grace_s,
+            )
+            outcome = _outcome(list(state.ended.values()))
+            if not self._all_ended():
+                self._lost = "some ranks raised and the others did not end"
+            self._state = None
+            return outcome
+
+    def _posted_turn(self, until: float) -> _TurnState | None:
+        """The running turn, once its ranks have it; None where they are not there by `until`."""
+        state, own = self._state, self._settings
+        if state is None:
+            msg = "The lane has no turn; call begin() first."
+            raise LaneLostError(msg)
+        if state.is_posted:
+            return state
+        while len(self._ready) < own.num_workers and self._lost is None:
+            if time.monotonic() > self._started_s + own.lane.start_timeout_s:
+                self._lost = (
+                    f"its workers did not start within {own.lane.start_timeout_s:g} s. If the"
+                    " cluster is slow or busy, raise lane.start_timeout_s."
+                )
+            elif not self._changed.wait(until - time.monotonic()):
+                return None
+        self._raise_if_lost()
+        for rank in range(own.num_workers):
+            try:
+                self._mailbox.post(rank, state.turn)
+            except OSError as exc:
+                msg = f"The lane lost rank {rank} before turn {state.turn.index}: {exc}"
+                raise LaneLostError(msg) from exc
+        state.is_posted = True
+        state.last_report_s = time.monotonic()
+        return state
+
+    def _raise_if_lost(self) -> None:
+        if self._lost is not None:
+            msg = f"The lane was lost: {self._lost}"
+            raise LaneLostError(msg)
+
+
+def _outcome(ended: list[TurnEnded]) -> Outcome:
+    """The end of a turn from the ends of its ranks; equal errors become one with a rank list."""
+    ranks_of: dict[str, list[int]] = {}
+    for each in sorted(ended, key=lambda end: end.rank):
+        if each.ending is Ending.RAISED and each.error is not None:
+            ranks_of.setdefault(each.error, []).append(each.rank)
+    if ranks_of:
+        errors = [
+            f"rank {', '.join(map(str, ranks))}:\n{error}" if len(ended) > 1 else error
+            for error, ranks in ranks_of.items()
+        ]
+        return Outcome(Ending.RAISED, error="\n".join(errors))
+    if any(each.ending is Ending.STOPPED for each in ended):
+        return Outcome(Ending.STOPPED)
+    returned = next((each.returned for each in ended if each.rank == 0), None)
+    return Outcome(Ending.RETURNED, returned=returned)

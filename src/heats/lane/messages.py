@@ -1,0 +1,68 @@
+"""What a lane and its ranks say to each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from heats.trial import Ending, Report, TrialSpec
+
+
+@dataclass(frozen=True, slots=True)
+class RankReady:
+    """First word of a rank: it loaded the task function and waits for turns.
+
+    `actor` is the rank's own Ray actor handle, so that the lane can end a rank that hangs.
+    """
+
+    rank: int
+    pid: int
+    node_id: str
+    actor: Any
+
+
+@dataclass(frozen=True, slots=True)
+class RankBroken:
+    """A rank cannot serve: loading the task function raised, or it could not be reset."""
+
+    rank: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One trial's use of the lane; `index` counts the lane's turns from 1."""
+
+    index: int
+    spec: TrialSpec
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """A report of one rank; only rank 0's carries the report itself."""
+
+    turn: int
+    report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictRequest:
+    """A rank asks whether its turn goes on after its report number `index` (from 1)."""
+
+    turn: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class TurnEnded:
+    """A rank left its turn."""
+
+    turn: int
+    rank: int
+    ending: Ending
+    returned: float | None
+    error: str | None
+
+
+RankMessage = RankReady | RankBroken | RankReport | VerdictRequest | TurnEnded

@@ -1,0 +1,175 @@
+"""The user's task function: how it travels to a worker, and how one job of it is run.
+
+It travels by reference. A worker runs the user's script once, as `__main__` and with its arguments,
+up to the point where Hydra would start, and takes the task function there; so classes, Enums,
+resolvers and what stands under the main guard are as in the launching process.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import importlib.util
+import os
+import pickle
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from heats.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from omegaconf import DictConfig
+
+    TaskFunction = Callable[[DictConfig], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRef:
+    """Where the task function is: a script, a module (`python -m`), or, in a notebook, bytes.
+
+    `argv` and `cwd` are the launching process's; `path` is its `sys.path`.
+    """
+
+    script: str | None
+    module: str | None
+    pickled: bytes | None = field(default=None, repr=False)
+    argv: tuple[str, ...] = ()
+    cwd: str = ""
+    path: tuple[str, ...] = ()
+
+    @classmethod
+    def of_running_program(cls, task_function: TaskFunction) -> TaskRef:
+        """The reference to the task function of the program that runs now."""
+        main = sys.modules["__main__"]
+        spec = getattr(main, "__spec__", None)
+        script = getattr(main, "__file__", None)
+        here: dict[str, Any] = {
+            "argv": tuple(sys.argv),
+            "cwd": os.getcwd(),
+            "path": tuple(sys.path),
+        }
+        if spec is not None and spec.name != "__main__":
+            return cls(None, spec.name, None, **here)
+        if spec is not None and script is not None:  # `python -m package` runs package/__main__.py
+            return cls(None, spec.parent, None, **here)
+        if script is not None:
+            return cls(str(Path(script).resolve()), None, None, **here)
+        from ray import cloudpickle
+
+        return cls(None, None, cloudpickle.dumps(task_function), **here)
+
+    def load(self) -> TaskFunction:
+        """The task function, after running the user's program up to where Hydra would start.
+
+        Changes `sys.argv`, `sys.path`, `sys.modules["__main__"]` and the current directory.
+
+        Raises:
+            ConfigError: The program ended without starting Hydra.
+        """
+        os.chdir(self.cwd)
+        sys.argv = list(self.argv)
+        known = set(sys.path)
+        sys.path[:0] = [entry for entry in self.path if entry not in known]
+        if self.pickled is not None:
+            function: TaskFunction = pickle.loads(self.pickled)
+            return function
+        main = ModuleType("__main__")
+        if self.module is not None:
+            spec = importlib.util.find_spec(self.module)
+            if spec is not None and spec.submodule_search_locations is not None:
+                spec = importlib.util.find_spec(f"{self.module}.__main__")
+            if spec is None or spec.origin is None:
+                msg = f"The module {self.module!r} of the running program cannot be found again."
+                raise ConfigError(msg)
+            main.__spec__, main.__package__, main.__file__ = spec, spec.parent, spec.origin
+            source = spec.origin
+        else:
+            main.__file__ = source = str(self.script)
+        sys.modules["__main__"] = main
+        with _hydra_captured() as captured:
+            try:
+                code = compile(Path(source).read_bytes(), source, "exec")
+                exec(code, main.__dict__)
+            except _ReachedHydraError:
+                return captured[0]
+        msg = f"{source} ended without starting Hydra, so a worker cannot find the task function."
+        raise ConfigError(msg)
+
+
+class _ReachedHydraError(BaseException):
+    """The user's program called its `@hydra.main` function."""
+
+
+@contextmanager
+def _hydra_captured() -> Iterator[list[TaskFunction]]:
+    module = importlib.import_module("hydra.main")  # `hydra.main`, the name, is the function in it
+    captured: list[TaskFunction] = []
+
+    def capture(*, task_function: TaskFunction, **_: Any) -> None:
+        captured.append(task_function)
+        raise _ReachedHydraError
+
+    original = module._run_hydra
+    module._run_hydra = capture
+    try:
+        yield captured
+    finally:
+        module._run_hydra = original
+
+
+def run_task(
+    function: TaskFunction, config: DictConfig, *, job_dir: str, is_chief: bool
+) -> float | None:
+    """Run one job as Hydra's own launchers do, in `job_dir`; the returned number, if it is one.
+
+    Only the chief (rank 0) writes Hydra's files and configures logging. Hydra's global state is
+    set, so `HydraConfig.get()`, `hydra.job.chdir` and `hydra.job.env_set` work.
+
+    Source: `hydra.core.utils.run_job` of hydra-core 1.3.
+    """
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.core.singleton import Singleton
+    from hydra.core.utils import (
+        JobRuntime,
+        _save_config,
+        configure_log,
+        env_override,
+        setup_globals,
+    )
+    from omegaconf import OmegaConf, open_dict, read_write
+
+    setup_globals()
+    singletons = Singleton.get_state()
+    with read_write(config.hydra), open_dict(config.hydra):
+        config.hydra.runtime.output_dir = job_dir
+    HydraConfig.instance().set_config(config)
+    JobRuntime.instance().set("name", config.hydra.job.name)
+    task_config = copy.copy(config)
+    with read_write(task_config), open_dict(task_config):
+        del task_config["hydra"]
+    Path(job_dir).mkdir(parents=True, exist_ok=True)
+    if is_chief:
+        configure_log(config.hydra.job_logging, config.hydra.verbose)
+        if config.hydra.output_subdir is not None:
+            folder = Path(job_dir, config.hydra.output_subdir)
+            _save_config(task_config, "config.yaml", folder)
+            _save_config(OmegaConf.masked_copy(config, "hydra"), "hydra.yaml", folder)
+            _save_config(config.hydra.overrides.task, "overrides.yaml", folder)
+    if config.hydra.job.chdir:
+        os.chdir(job_dir)
+    env = OmegaConf.to_container(config.hydra.job.env_set, resolve=True)
+    try:
+        with env_override(env):
+            returned = function(task_config)
+    finally:
+        Singleton.set_state(singletons)
+    try:
+        return None if returned is None else float(returned)
+    except (TypeError, ValueError):
+        return None

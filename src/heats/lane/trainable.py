@@ -1,0 +1,81 @@
+"""A lane as Ray Tune sees it: a class trainable whose steps are what the driver must decide on."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from ray import tune
+
+from heats.config import Isolation
+from heats.errors import LaneLostError
+from heats.lane.lane import Lane
+from heats.trial import Ending, Outcome
+
+if TYPE_CHECKING:
+    from heats.lane.lane import LaneSettings
+    from heats.trial import Report, TrialSpec
+
+logger = logging.getLogger(__name__)
+
+REPORTS = "heats_reports"
+OUTCOME = "heats_outcome"
+"""Keys of a step's result: the reports since the last step, and at the end the outcome."""
+
+
+class LaneTrainable(tune.Trainable):  # type: ignore[misc]
+    """Owns a lane; with `reuse_actors=True` Tune gives it one trial after another.
+
+    `config` has `spec` (a TrialSpec) and `settings` (LaneSettings). Tune calls `reset_config`
+    before anything else of a new trial, so a turn starts in its first `step`.
+    """
+
+    def setup(self, config: dict[str, Any]) -> None:
+        """Start the lane; its workers load while Tune goes on."""
+        self._settings: LaneSettings = config["settings"]
+        self._spec: TrialSpec | None = config["spec"]
+        self._lane = Lane(self._settings)
+
+    def step(self) -> dict[str, Any]:
+        """Reports up to the next decision, and the outcome when the turn is over."""
+        reports: list[Report] = []
+        try:
+            if self._spec is not None:
+                spec, self._spec = self._spec, None
+                self._renew_if_needed()
+                self._lane.begin(spec)
+            reports, outcome = self._lane.gather()
+        except LaneLostError as exc:
+            self._lane.close(is_broken=True)
+            outcome = Outcome(Ending.LOST, error=str(exc))
+        if outcome is not None and outcome.ending is Ending.RAISED:
+            self._lane.close(is_broken=not self._lane.is_usable)
+        return {REPORTS: reports, OUTCOME: outcome, "done": outcome is not None}
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """End what still runs of the last trial and take the next one."""
+        self._spec = new_config["spec"]
+        if not self._lane.stop():
+            logger.warning(
+                "A stopped trial did not reach a report within lane.stop_grace_s=%g s; "
+                "its workers are ended and the lane starts anew.",
+                self._settings.lane.stop_grace_s,
+            )
+            self._lane.close(is_broken=True)
+        elif self._settings.lane.isolation is Isolation.process:
+            self._lane.close()
+        return True
+
+    def cleanup(self) -> None:
+        """End the lane with the trainable."""
+        self._lane.close(is_broken=not self._lane.stop())
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Nothing: checkpoints are the trial's own, through `ray.train.report`."""
+
+    def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:
+        """Nothing: a trial continues from `TrialSpec.checkpoint`."""
+
+    def _renew_if_needed(self) -> None:
+        if not self._lane.is_usable:
+            self._lane = Lane(self._settings)

@@ -1,0 +1,120 @@
+"""The loop of one rank: take a turn, run the trial, say how it ended, clean up, wait."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import threading
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from heats.errors import TrialStoppedError
+from heats.lane.mailbox import Address, RankMailbox
+from heats.lane.messages import RankBroken, RankReady, RankReport, TurnEnded
+from heats.lane.system import SystemMonitor
+from heats.lane.task import TaskRef, run_task
+from heats.trial import Ending, Report
+
+if TYPE_CHECKING:
+    from heats.lane.messages import Turn
+    from heats.lane.task import TaskFunction
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """What every rank of a lane needs to know; `system_interval_s` None: no system metrics."""
+
+    address: Address
+    task: TaskRef
+    seed: int
+    tracking_uri: str
+    system_interval_s: float | None
+
+
+def serve_turns(settings: dict[str, WorkerSettings]) -> None:
+    """The train function of a lane's `TorchTrainer` run: serve turns until there are no more."""
+    import ray
+
+    from heats.lane.context import rank_and_world_size
+    from heats.lane.reset import RankState
+
+    own = settings["worker"]
+    rank, _ = rank_and_world_size()
+    mailbox = RankMailbox(own.address)
+    try:
+        function = own.task.load()
+    except BaseException:
+        mailbox.send(RankBroken(rank, traceback.format_exc()))
+        raise
+    context = ray.get_runtime_context()
+    os.environ["MLFLOW_TRACKING_URI"] = own.tracking_uri
+    state = RankState()
+    mailbox.send(RankReady(rank, os.getpid(), context.get_node_id(), context.current_actor))
+    while (turn := mailbox.next_turn()) is not None:
+        ended = _serve(turn, rank, own, function, mailbox)
+        try:
+            state.restore()
+        except Exception:
+            mailbox.send(RankBroken(rank, traceback.format_exc()))
+            raise
+        mailbox.send(ended)
+
+
+def _serve(
+    turn: Turn, rank: int, own: WorkerSettings, function: TaskFunction, mailbox: RankMailbox
+) -> TurnEnded:
+    from heats.lane.context import turn_context
+    from heats.lane.reset import output_to, seed_rank
+
+    spec = turn.spec
+    returned, error = None, None
+    ending = Ending.RETURNED
+    seed_rank(own.seed + spec.number)
+    if spec.run_id is not None:
+        os.environ["MLFLOW_RUN_ID"] = spec.run_id
+    with output_to(Path(spec.job_dir, f"rank-{rank}.log")), _sampled(turn, rank, own, mailbox):
+        try:
+            config: Any = pickle.loads(spec.config)
+            with turn_context(turn, mailbox):
+                returned = run_task(function, config, job_dir=spec.job_dir, is_chief=rank == 0)
+        except TrialStoppedError:
+            ending = Ending.STOPPED
+        except BaseException:  # noqa: BLE001 - user code may raise anything; the lane must outlive it
+            traceback.print_exc()
+            ending, error = Ending.RAISED, traceback.format_exc()
+    return TurnEnded(turn.index, rank, ending, returned, error)
+
+
+class _sampled:  # noqa: N801 - a context manager, used like a function
+    """Sample the machine's use while a turn runs, on rank 0: at each interval and at the end."""
+
+    def __init__(self, turn: Turn, rank: int, own: WorkerSettings, mailbox: RankMailbox) -> None:
+        self._turn, self._mailbox = turn, mailbox
+        self._interval_s = own.system_interval_s if rank == 0 else None
+        self._is_over = threading.Event()
+
+    def __enter__(self) -> None:
+        """Start sampling."""
+        if self._interval_s is not None:
+            self._monitor = SystemMonitor()
+            threading.Thread(target=self._run, args=(self._interval_s,), daemon=True).start()
+
+    def __exit__(self, *_: object) -> None:
+        """Take a last sample, so that even a short trial has one."""
+        self._is_over.set()
+        if self._interval_s is not None:
+            self._send()
+
+    def _run(self, interval_s: float) -> None:
+        while not self._is_over.wait(interval_s):
+            self._send()
+
+    def _send(self) -> None:
+        report = Report(time.time(), self._monitor.sample(), is_system=True)
+        self._mailbox.send(RankReport(self._turn.index, report))
