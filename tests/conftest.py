@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from pathlib import Path
@@ -63,10 +64,8 @@ def ray_cluster() -> Iterator[str]:
     """
     import ray
 
-    context = ray.init(
-        num_cpus=4, include_dashboard=True, log_to_driver=False, logging_level="ERROR"
-    )
-    yield context.address_info["address"]
+    ray.init(num_cpus=4, include_dashboard=True, log_to_driver=False, logging_level=logging.ERROR)
+    yield ray.get_runtime_context().gcs_address
     ray.shutdown()
 
 
