@@ -1,0 +1,1 @@
+"""Makes `hydra/sweeper=heats` known to every Hydra app."""

@@ -1,0 +1,16 @@
+"""Train a recipe once or sweep over its settings: `python sweep.py --help`."""
+
+from typing import Any
+
+import hydra
+from omegaconf import DictConfig
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="config")
+def main(cfg: DictConfig) -> Any:
+    """What the train function returns; the workers of a trial run this, each with its config."""
+    return hydra.utils.call(cfg.recipe, _convert_="all")
+
+
+if __name__ == "__main__":
+    main()
