@@ -49,7 +49,7 @@ STATE_STYLES = {
     TrialState.RUNNING: "cyan",
 }
 
-_PARAM_WIDTH = 10
+_PARAM_WIDTH = 9
 
 
 class LiveView:
@@ -249,7 +249,8 @@ class LiveView:
         trials = list(tally.running.values())
         shown = trials if len(trials) <= height else trials[: height - 1]
         names = short_names(key for trial in shown for key in trial.params)
-        room = self._console.width - (50 if self.rungs else 44)
+        fixed = 12 + len(objective.resource) + max(8, min(12, len(objective.name))) + 10
+        room = self._console.width - fixed - (6 if self.rungs else 0)
         columns = list(itertools.islice(names, max(1, room // (_PARAM_WIDTH + 2))))
         for key in columns:
             table.add_column(Text(names[key]), no_wrap=True, max_width=_PARAM_WIDTH)
