@@ -1,0 +1,166 @@
+"""Asynchronous successive halving (ASHA) in its stopping form, with integer rungs.
+
+Pure arithmetic: no clock, no randomness, no Ray. Source: "A System for Massively Parallel
+Hyperparameter Tuning", arXiv:1810.05934 (r, R and eta there are `min_resource`, `max_resource` and
+`reduction_factor` here).
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right, insort
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from heats.config import AshaConf, Direction
+from heats.trial import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from heats.trial import Judged, Objective
+
+
+def rung_milestones(*, min_resource: int, max_resource: int, reduction_factor: int) -> list[int]:
+    """Resource levels where ASHA decides whether a trial continues, smallest first.
+
+    Integer products, not logarithms: log(243)/log(3) is 4.999... in float64 and drops a rung.
+    Source: ASHA, arXiv:1810.05934 (r, R and eta there are the three arguments here).
+
+    Args:
+        min_resource: First milestone, in units of `objective.resource` (epochs, steps); >= 1.
+        max_resource: Budget of a full trial, same units; >= min_resource.
+        reduction_factor: Keep the best 1/reduction_factor of a rung; >= 2.
+
+    Raises:
+        ConfigError: A bound above does not hold; the message names the key under `asha` and the
+            value.
+    """
+    AshaConf(
+        min_resource=min_resource, max_resource=max_resource, reduction_factor=reduction_factor
+    )
+    milestones = []
+    milestone = min_resource
+    while milestone <= max_resource:
+        milestones.append(milestone)
+        milestone *= reduction_factor
+    return milestones
+
+
+def next_milestone(resource: int, conf: AshaConf) -> int | None:
+    """The next amount at which there is something to decide; None where nothing is left.
+
+    That is the lowest rung above `resource`, or `max_resource` if it comes first.
+    """
+    if conf.max_resource is not None and resource >= conf.max_resource:
+        return None
+    milestone = conf.min_resource
+    while milestone <= resource:
+        milestone *= conf.reduction_factor
+    return milestone if conf.max_resource is None else min(milestone, conf.max_resource)
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A decision about a trial.
+
+    `rung` is the milestone that was reached; for a value that is not finite off the rungs it is
+    `resource`, the amount really spent.
+    """
+
+    rung: int
+    resource: int
+    value: float
+    verdict: Verdict
+
+
+class Asha:
+    """Stops a trial at a rung unless its value is among the best 1/reduction_factor so far.
+
+    The rule, with n values at the rung (this one included): go on if among the best
+    max(1, n // reduction_factor), ties included. The paper promotes the best n // reduction_factor
+    and lets the others wait. Nothing waits here, so while n < reduction_factor the best value so
+    far goes on, as in Optuna's SuccessiveHalvingPruner; letting all of them go on would spend
+    reduction_factor - 1 full budgets whatever they are worth.
+
+    A value that is NaN or infinite always stops its trial, at any report; at a rung it counts as
+    the worst. At `max_resource` a trial is done, which is the caller's to see: a finite value there
+    is recorded and never stopped.
+    """
+
+    def __init__(self, conf: AshaConf, objective: Objective) -> None:
+        """Start with empty rungs.
+
+        Args:
+            conf: Rungs; `max_resource` None means rungs without end.
+            objective: Its direction says what is best.
+        """
+        self._conf = conf
+        self._sign = 1.0 if objective.direction is Direction.minimize else -1.0
+        self._milestones = [conf.min_resource]
+        self._losses: dict[int, list[float]] = {}
+        self._reached: dict[int, int] = {}
+        self._stopped: set[int] = set()
+
+    def judge(self, trial: int, resource: int, value: float) -> list[Judgement]:
+        """Take a report of a trial; empty where there is nothing to decide, else one decision.
+
+        A value counts for the highest rung at or below `resource` that the trial has not reached
+        yet; rungs that it skipped on the way stay without it, because a value from far beyond a
+        rung says nothing about the others there. A rung is judged once for a trial, also where the
+        trial repeats it after a restart. Reports after a stop are ignored.
+
+        Args:
+            trial: Trial number.
+            resource: Amount spent so far, in units of `objective.resource`; >= 0.
+            value: Objective.
+        """
+        if trial in self._stopped:
+            return []
+        rung = self._rung_at(resource)
+        is_new = rung > self._reached.get(trial, 0)
+        is_finite = math.isfinite(value)
+        if is_finite and not is_new:
+            return []
+        goes_on = is_finite
+        if is_new:
+            is_among_best = self._record(trial, rung, value)
+            is_done = self._conf.max_resource is not None and resource >= self._conf.max_resource
+            goes_on = is_finite and (is_among_best or is_done)
+        if not goes_on:
+            self._stopped.add(trial)
+        verdict = Verdict.CONTINUE if goes_on else Verdict.STOP
+        return [Judgement(rung if is_new else resource, resource, value, verdict)]
+
+    def restore(self, judged: Iterable[Judged]) -> None:
+        """Take up earlier decisions, in the order in which they were made.
+
+        Values at amounts that are not rungs any more are left out; verdicts stand as they were.
+        """
+        for event in judged:
+            if self._rung_at(event.rung) == event.rung > self._reached.get(event.trial, 0):
+                self._record(event.trial, event.rung, event.value)
+            if event.verdict is Verdict.STOP:
+                self._stopped.add(event.trial)
+
+    def _record(self, trial: int, rung: int, value: float) -> bool:
+        """Whether the value is among the best of the rung, once it is recorded there."""
+        loss = self._sign * value if math.isfinite(value) else math.inf
+        losses = self._losses.setdefault(rung, [])
+        insort(losses, loss)
+        self._reached[trial] = rung
+        num_kept = max(1, len(losses) // self._conf.reduction_factor)
+        return loss <= losses[num_kept - 1]
+
+    def _rung_at(self, resource: int) -> int:
+        """The highest rung at or below an amount; 0 below the first."""
+        if self._conf.max_resource is not None:
+            resource = min(resource, self._conf.max_resource)
+        self._extend(resource)
+        index = bisect_right(self._milestones, resource)
+        return self._milestones[index - 1] if index else 0
+
+    def _extend(self, resource: int) -> None:
+        """Have milestones up to the first one above an amount."""
+        while self._milestones[-1] <= resource:
+            self._milestones.append(self._milestones[-1] * self._conf.reduction_factor)
