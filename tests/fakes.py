@@ -25,7 +25,7 @@ from heats.trial import (
 )
 
 SWEEP_START_S = 1_760_000_000.0
-_SPACE: dict[str, Any] = {
+_DIMENSIONS: dict[str, Any] = {
     "lr": {
         "name": "FloatDistribution",
         "attributes": {"low": 1e-4, "high": 1.0, "log": True, "step": None},
@@ -52,7 +52,7 @@ def fake_start(study_name: str = "digits", **changes: Any) -> SweepStarted:
         "script": "sweep.py",
         "module": None,
         "objective": Objective("val_loss", Direction.minimize),
-        "space": _SPACE,
+        "space": {"dimensions": _DIMENSIONS, "texts": {}, "fixed": ["epochs=27"]},
         "fixed": ("epochs=27",),
         "settings": {"n_trials": 40, "scheduler": "asha"},
         "config_yaml": "lr: 0.001\nepochs: 27\n",

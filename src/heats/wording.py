@@ -54,17 +54,15 @@ def number(value: object) -> str:
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:
-    """The shortest unique dotted ending of each name: `recipe.config.lr` becomes `lr`."""
-    names = list(dict.fromkeys(names))
+    """The shortest unique dotted ending of each name: `+recipe.config.lr` becomes `lr`."""
+    plain = {name: name.lstrip("+") for name in names}
     short: dict[str, str] = {}
-    for name in names:
-        parts = name.split(".")
-        for start in range(len(parts) - 1, -1, -1):
-            ending = ".".join(parts[start:])
-            others = (other for other in names if other != name)
-            if start == 0 or not any(("." + other).endswith("." + ending) for other in others):
-                short[name] = ending
-                break
+    for name, path in plain.items():
+        parts = path.split(".")
+        others = ["." + other for key, other in plain.items() if key != name]
+        endings = [".".join(parts[start:]) for start in range(len(parts) - 1, 0, -1)]
+        unique = (e for e in endings if not any(other.endswith("." + e) for other in others))
+        short[name] = next(unique, path)
     return short
 
 

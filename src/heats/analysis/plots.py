@@ -3,34 +3,36 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections import defaultdict
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from heats.analysis.params import parallel_coordinates, slices
 from heats.analysis.study import study_from_record
-from heats.analysis.tables import ranked, shown_value, why_ended
+from heats.analysis.style import (
+    ACCENT,
+    COLORS,
+    NothingToShowError,
+    complete_trials,
+    hover,
+    no_value,
+    styled,
+    value_axis,
+)
+from heats.analysis.tables import ranked, shown_value
 from heats.config import Direction
 from heats.trial import TrialState, Verdict
-from heats.wording import STATE_WORDS, duration, number, params_text, short_names
+from heats.wording import STATE_WORDS, short_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
-    from optuna import Study
     from plotly.graph_objects import Figure
 
     from heats.record import SweepRecord, TrialRecord
 
-COLORS = {
-    TrialState.COMPLETE: "#1f7a4d",
-    TrialState.PRUNED: "#d98c1f",
-    TrialState.FAIL: "#c8372d",
-    TrialState.RUNNING: "#2f6fb2",
-}
-_ACCENT = "#2f5d9b"
 _MAX_CURVES = 300
 _MAX_IMPORTANCE_TRIALS = 500
 
@@ -44,10 +46,6 @@ class Chart:
     caption: str
     figure: Figure | None = None
     why_not: str = ""
-
-
-class _NothingToShowError(Exception):
-    """A chart has nothing to show; the message says why."""
 
 
 def charts(record: SweepRecord) -> list[Chart]:
@@ -72,7 +70,8 @@ def charts(record: SweepRecord) -> list[Chart]:
         (
             "parallel",
             "Parallel coordinates",
-            "One line for each complete trial through its parameters; darker is better.",
+            "One line for each complete trial through its parameters; darker is better, "
+            "and the orange line is the best trial.",
             parallel_coordinates,
         ),
         (
@@ -102,7 +101,7 @@ def _drawn(
 ) -> Chart:
     try:
         return Chart(key, title, caption, figure=draw(record))
-    except _NothingToShowError as exc:
+    except NothingToShowError as exc:
         return Chart(key, title, caption, why_not=str(exc))
     except Exception as exc:  # noqa: BLE001 - one chart that fails must not cost the whole report
         return Chart(key, title, caption, why_not=f"This chart failed: {exc}")
@@ -119,7 +118,7 @@ def optimization_history(record: SweepRecord) -> Figure:
         if value is not None and math.isfinite(value):
             points[trial.state].append(trial)
     if not points:
-        raise _NothingToShowError(_no_value(record))
+        raise NothingToShowError(no_value(record))
     figure = go.Figure()
     steps: list[tuple[int, float]] = []
     for trial in sorted(points[TrialState.COMPLETE], key=lambda trial: trial.number):
@@ -131,7 +130,7 @@ def optimization_history(record: SweepRecord) -> Figure:
             x=[step[0] for step in steps],
             y=[step[1] for step in steps],
             mode="lines",
-            line={"shape": "hv", "color": _ACCENT, "width": 2},
+            line={"shape": "hv", "color": ACCENT, "width": 2},
             name="best so far",
             hoverinfo="skip",
         )
@@ -143,13 +142,13 @@ def optimization_history(record: SweepRecord) -> Figure:
                 mode="markers",
                 marker={"color": COLORS[state], "size": 8, "opacity": 0.85},
                 name=STATE_WORDS[state],
-                text=[_hover(trial, record) for trial in trials],
+                text=[hover(trial, record) for trial in trials],
                 hovertemplate="%{text}<extra></extra>",
             )
     values = [shown_value(trial, objective) or 0.0 for group in points.values() for trial in group]
     figure.update_xaxes(title_text="trial", rangemode="tozero")
-    figure.update_yaxes(title_text=escape(objective.name), **_value_axis(values, record))
-    return _styled(figure)
+    figure.update_yaxes(title_text=escape(objective.name), **value_axis(values, record))
+    return styled(figure)
 
 
 def learning_curves(record: SweepRecord) -> Figure:
@@ -164,15 +163,26 @@ def learning_curves(record: SweepRecord) -> Figure:
         )
         if not reported:
             msg = "No trial has reported anything yet."
-            raise _NothingToShowError(msg)
+            raise NothingToShowError(msg)
         msg = f"No report holds {name!r}; reported were: {', '.join(reported)}."
-        raise _NothingToShowError(msg)
+        raise NothingToShowError(msg)
     figure = go.Figure()
     values: list[float] = []
     has_legend: set[TrialState] = set()
     for trial in reversed(trials[:_MAX_CURVES]):
         curve = [(r.resource, r.metrics[name]) for r in trial.reports if name in r.metrics]
         values += [value for _, value in curve if math.isfinite(value)]
+        if trial.state not in has_legend:
+            figure.add_scatter(
+                x=[None],
+                y=[None],
+                mode="lines",
+                line={"color": COLORS[trial.state], "width": 2},
+                name=STATE_WORDS[trial.state],
+                legendgroup=trial.state.value,
+                legendrank=list(STATE_WORDS).index(trial.state),
+            )
+            has_legend.add(trial.state)
         figure.add_scatter(
             x=[resource for resource, _ in curve],
             y=[value if math.isfinite(value) else None for _, value in curve],
@@ -181,12 +191,10 @@ def learning_curves(record: SweepRecord) -> Figure:
             opacity=0.9 if trial.state is TrialState.COMPLETE else 0.6,
             name=STATE_WORDS[trial.state],
             legendgroup=trial.state.value,
-            legendrank=list(STATE_WORDS).index(trial.state),
-            showlegend=trial.state not in has_legend,
-            text=[_hover(trial, record)] * len(curve),
+            showlegend=False,
+            text=[hover(trial, record)] * len(curve),
             hovertemplate="%{text}<br>at %{x}: %{y:.4g}<extra></extra>",
         )
-        has_legend.add(trial.state)
     stops = [
         judged
         for trial in trials[:_MAX_CURVES]
@@ -207,19 +215,8 @@ def learning_curves(record: SweepRecord) -> Figure:
     for rung in sorted({judged.rung for trial in trials for judged in trial.judged}):
         figure.add_vline(x=rung, line={"color": "#c9ced6", "width": 1, "dash": "dot"})
     figure.update_xaxes(title_text=escape(record.objective.resource), rangemode="tozero")
-    figure.update_yaxes(title_text=escape(name), **_value_axis(values, record))
-    return _styled(figure, height=440)
-
-
-def parallel_coordinates(record: SweepRecord) -> Figure:
-    """Optuna's parallel coordinates of the complete trials, at most the best 300."""
-    from optuna.visualization import plot_parallel_coordinate
-
-    trials = _complete(record, at_least=1)[:_MAX_CURVES]
-    figure = plot_parallel_coordinate(
-        _short_study(record, trials), target_name=escape(record.objective.name)
-    )
-    return _styled(figure, height=460)
+    figure.update_yaxes(title_text=escape(name), **value_axis(values, record))
+    return styled(figure, height=440)
 
 
 def parameter_importance(record: SweepRecord) -> Figure:
@@ -227,43 +224,33 @@ def parameter_importance(record: SweepRecord) -> Figure:
     import optuna
     from plotly import graph_objects as go
 
-    trials = _complete(record, at_least=2)
+    trials = complete_trials(record, at_least=2)
     if len({trial.value for trial in trials}) < 2:
         msg = "All complete trials have the same value, so no parameter explains a difference."
-        raise _NothingToShowError(msg)
-    study = _short_study(record, trials[:_MAX_IMPORTANCE_TRIALS])
+        raise NothingToShowError(msg)
+    study = study_from_record(record, trials[:_MAX_IMPORTANCE_TRIALS])
     importance = optuna.importance.get_param_importances(
         study, evaluator=optuna.importance.FanovaImportanceEvaluator(seed=0)
     )
     if not importance:
         msg = "No parameter took more than one value in all complete trials."
-        raise _NothingToShowError(msg)
-    bars = sorted(importance.items(), key=lambda bar: bar[1])
+        raise NothingToShowError(msg)
+    names = short_names(importance)
+    bars = sorted((share, names[key]) for key, share in importance.items())
     figure = go.Figure()
     figure.add_bar(
-        x=[share for _, share in bars],
-        y=[escape(key) for key, _ in bars],
+        x=[share for share, _ in bars],
+        y=[escape(name) for _, name in bars],
         orientation="h",
-        marker={"color": _ACCENT},
-        text=[f"{share:.0%}" for _, share in bars],
+        marker={"color": ACCENT},
+        text=[f"{share:.0%}" for share, _ in bars],
         textposition="outside",
         cliponaxis=False,
         hovertemplate="%{y}: %{x:.3f}<extra></extra>",
     )
-    figure.update_xaxes(range=[0, 1.08], tickformat=".0%")
-    figure.update_yaxes(automargin=True, type="category")
-    return _styled(figure, height=110 + 34 * len(bars))
-
-
-def slices(record: SweepRecord) -> Figure:
-    """Optuna's slice plot of the complete trials."""
-    from optuna.visualization import plot_slice
-
-    study = _short_study(record, _complete(record, at_least=1))
-    figure = plot_slice(study, target_name=escape(record.objective.name))
-    figure.update_layout(width=None)
-    figure.update_traces(marker={"size": 8, "line": {"width": 0.5, "color": "white"}})
-    return _styled(figure, height=380)
+    figure.update_xaxes(range=[0, 1.12 * bars[-1][0]], tickformat=".0%")
+    figure.update_yaxes(automargin=True, type="category", ticksuffix="  ")
+    return styled(figure, height=110 + 34 * len(bars))
 
 
 def timeline(record: SweepRecord) -> Figure:
@@ -273,7 +260,7 @@ def timeline(record: SweepRecord) -> Figure:
     trials = [trial for trial in record.trials.values() if trial.started_s is not None]
     if not trials:
         msg = "No trial has started yet."
-        raise _NothingToShowError(msg)
+        raise NothingToShowError(msg)
     figure = go.Figure()
     for state in STATE_WORDS:
         group = [trial for trial in trials if trial.state is state]
@@ -288,97 +275,15 @@ def timeline(record: SweepRecord) -> Figure:
             width=0.8,
             marker={"color": COLORS[state], "line": {"width": 0}},
             name=STATE_WORDS[state],
-            text=[_hover(trial, record) for trial in group],
+            text=[hover(trial, record) for trial in group],
             textposition="none",
             hovertemplate="%{text}<extra></extra>",
         )
     figure.update_layout(barmode="overlay")
     figure.update_xaxes(type="date", title_text="time (UTC)")
     figure.update_yaxes(title_text="trial", autorange="reversed")
-    return _styled(figure, height=min(900, 200 + 8 * len(trials)))
+    return styled(figure, height=min(900, 200 + 8 * len(trials)))
 
 
 def _moment(time_s: float) -> str:
     return datetime.fromtimestamp(time_s, UTC).isoformat(sep=" ", timespec="milliseconds")[:23]
-
-
-def _complete(record: SweepRecord, *, at_least: int) -> list[TrialRecord]:
-    """Complete trials with a finite value and at least one parameter, best first."""
-    trials = [
-        trial
-        for trial in ranked(record)
-        if trial.state is TrialState.COMPLETE
-        and trial.value is not None
-        and math.isfinite(trial.value)
-    ]
-    if len(trials) < at_least:
-        needed = "one complete trial" if at_least == 1 else f"{at_least} complete trials"
-        found = f"{len(trials)} of {len(record.trials)}" if record.trials else "none"
-        msg = f"This needs at least {needed} with a finite value; there is {found}."
-        raise _NothingToShowError(msg)
-    if not any(trial.params for trial in trials):
-        msg = "The search space has no parameters."
-        raise _NothingToShowError(msg)
-    return trials
-
-
-def _short_study(record: SweepRecord, trials: Iterable[TrialRecord]) -> Study:
-    """The study of these trials with short parameter names, so that labels fit."""
-    keys = dict.fromkeys(key for trial in record.trials.values() for key in trial.params)
-    names = {key: escape(short, quote=False) for key, short in short_names(keys).items()}
-    return study_from_record(record, trials, names=names)
-
-
-def _no_value(record: SweepRecord) -> str:
-    if not record.trials:
-        return "No trial has started yet."
-    return f"None of {len(record.trials)} trials has a finite {record.objective.name} yet."
-
-
-def _value_axis(values: list[float], record: SweepRecord) -> dict[str, Any]:
-    """Axis settings that a few diverged trials cannot spoil."""
-    if len(values) < 4:
-        return {}
-    low, high = min(values), max(values)
-    quartiles = statistics.quantiles(values, n=4)
-    reach = 4 * (quartiles[2] - quartiles[0])
-    if record.objective.direction is Direction.minimize:
-        if low > 0 and quartiles[2] / low >= 30:
-            return {"type": "log", "dtick": 1}
-        if reach > 0 and high > quartiles[2] + 2 * reach:
-            top = quartiles[2] + reach
-            return {"range": [low - 0.05 * (top - low), top]}
-    elif reach > 0 and low < quartiles[0] - 2 * reach:
-        bottom = quartiles[0] - reach
-        return {"range": [bottom, high + 0.05 * (high - bottom)]}
-    return {}
-
-
-def _hover(trial: TrialRecord, record: SweepRecord) -> str:
-    value = number(shown_value(trial, record.objective))
-    lines = [
-        f"<b>trial {trial.number}</b> {STATE_WORDS[trial.state]}",
-        f"{escape(record.objective.name)} {value}",
-        *(escape(params_text({key: each})) for key, each in trial.params.items()),
-    ]
-    if why := why_ended(trial, record.objective):
-        lines.append(escape(why[:120]))
-    if trial.started_s is not None and trial.ended_s is not None:
-        lines.append(duration(trial.ended_s - trial.started_s))
-    return "<br>".join(lines)
-
-
-def _styled(figure: Figure, *, height: int = 380) -> Figure:
-    """The report's look; titles go, because the page has its own headings."""
-    figure.update_layout(
-        template="plotly_white",
-        title=None,
-        height=height,
-        margin={"l": 64, "r": 24, "t": 24, "b": 56},
-        font={"family": "system-ui, sans-serif", "size": 13, "color": "#2b3138"},
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
-        hoverlabel={"align": "left"},
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-    )
-    return figure

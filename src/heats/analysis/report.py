@@ -8,7 +8,8 @@ import shlex
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from heats.analysis.plots import COLORS, charts
+from heats.analysis.plots import charts
+from heats.analysis.style import COLORS
 from heats.analysis.tables import (
     duration_s,
     git_commit,
@@ -150,7 +151,8 @@ def _best(record: SweepRecord) -> dict[str, Any] | None:
 
 
 def _space(record: SweepRecord) -> list[tuple[str, str]]:
-    return [(key, _distribution_text(spec)) for key, spec in record.start.space.items()]
+    dimensions = record.start.space.get("dimensions", {})
+    return [(key, _distribution_text(spec)) for key, spec in dimensions.items()]
 
 
 def _distribution_text(spec: Any) -> str:

@@ -110,7 +110,7 @@ def _distributions(
         for key, value in trial.params.items():
             values.setdefault(key, []).append(value)
     return {
-        key: _declared(record.start.space.get(key), seen) or _inferred(seen)
+        key: _declared(record.start.space.get("dimensions", {}).get(key), seen) or _inferred(seen)
         for key, seen in values.items()
     }
 
