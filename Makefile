@@ -27,10 +27,11 @@ test: check data  ## Install, then run everything that CI runs: lint, types, lay
 	$(PY) -m pytest
 
 setup: $(STAMP)  ## Create .venv with the pinned versions and heats; quick where it is up to date.
+	@:
 
 $(STAMP): requirements.lock pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-		echo "heats needs Python 3.11 or newer, and '$(PYTHON)' is $$($(PYTHON) -V 2>&1)." >&2; \
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "heats needs Python 3.11 or newer, and '$(PYTHON)' is $$($(PYTHON) -V 2>/dev/null || echo not there)." >&2; \
 		echo "Install one and name it: make $(MAKECMDGOALS) PYTHON=python3.11" >&2; exit 1; }
 	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "Installing into $(VENV): a few minutes the first time, seconds after that."

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from heats.config import ClusterConf
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,18 +19,12 @@ REPO = Path(__file__).parents[1]
 # Seconds a test may take, its fixtures included. The first integration test starts Ray.
 TIMEOUT_S = {"unit": 10, "integration": 120, "e2e": 300}
 
-# Quiet libraries (no usage statistics, nothing from a model hub), and a Ray Train that polls its
-# workers four times a second rather than every 2 s. Ray reads these when a process starts, and
-# subprocesses and Ray workers inherit them.
+# Quiet libraries: no usage statistics, nothing from a model hub. Subprocesses inherit it.
 ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",
-    "HF_HUB_OFFLINE": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.25",
-    "RAY_TRAIN_ENABLE_STATE_TRACKING": "0",
-    # Silences Ray's FutureWarning that this will be the default: without GPUs, hide none.
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "HF_HUB_OFFLINE": "1",
 }
 
 
@@ -58,15 +53,16 @@ def _has_cuda() -> bool:
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[str]:
-    """Address of a local Ray cluster with 4 logical CPUs, shared by the whole test session.
+    """Address of a local Ray cluster with 4 logical CPUs and all GPUs, shared by the whole test session.
 
-    With the dashboard: without it, Train runs that are stopped never give their CPUs back.
+    It is the one that `cluster.address=null` gives a user; a sweep in the test process joins it.
     """
     import ray
 
-    ray.init(num_cpus=4, include_dashboard=True, log_to_driver=False, logging_level=logging.ERROR)
-    yield ray.get_runtime_context().gcs_address
-    ray.shutdown()
+    from heats import cluster
+
+    with cluster.ray_cluster(ClusterConf(num_cpus=4)):
+        yield ray.get_runtime_context().gcs_address
 
 
 @pytest.fixture
