@@ -213,6 +213,9 @@ def _not_composable(
         return ConfigError(f"{error} To add a new key, write +{key[1]}=...")
     missing = re.match(r"Could not delete from config\. '(.+?)' does not exist", str(exc))
     if missing:
+        known = list(known)
+        if missing[1] in known:  # Hydra takes null for absent.
+            return ConfigError(f"~{missing[1]} deletes nothing: {missing[1]!r} is null already.")
         return _unknown_key(missing[1], known)
     override = re.match(r"Error merging override ([^=]+)=(.*)", str(exc), re.DOTALL)
     if override and cause is not None:
@@ -264,7 +267,8 @@ def _unreadable(exc: OverrideParseException) -> ConfigError:
 
 def _reason(exc: OmegaConfBaseException) -> str:
     """What OmegaConf says, without its lines on full key and types."""
-    return (_lines(str(exc)) or [type(exc).__name__])[0].rstrip(".")
+    reason = (_lines(str(exc)) or [type(exc).__name__])[0].rstrip(".")
+    return reason if len(reason) <= 200 else f"{reason[:120]} ... {reason[-70:]}"
 
 
 def _lines(message: str) -> list[str]:
