@@ -84,6 +84,11 @@ class Study:
         return self._space.num_points() if self._sampler.is_grid else None
 
     @property
+    def trials(self) -> list[FrozenTrial]:
+        """The trials as Optuna knows them, for its own analyses."""
+        return self._study.trials
+
+    @property
     def is_exhausted(self) -> bool:
         """Whether a grid has no point left."""
         return self.num_points is not None and self._num_trials >= self.num_points
@@ -280,6 +285,10 @@ def _sampler_for(
         target = get_object(str(node["_target_"]))
         # Those of Optuna that go through all points stop the study themselves, which raises here.
         if target in (grid, optuna.samplers.GridSampler, optuna.samplers.BruteForceSampler):
+            if "search_space" in node:
+                raise _no_sampler(
+                    node["_target_"], "a grid is the sweep's: leave out its search_space"
+                )
             return grid(space)
         build = instantiate(node, _partial_=True)
         base = build.keywords.get("seed")
