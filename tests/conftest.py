@@ -53,9 +53,10 @@ def _has_cuda() -> bool:
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[str]:
-    """Address of a local Ray cluster with 4 logical CPUs and all GPUs, shared by the whole test session.
+    """Address of a local Ray cluster with 4 logical CPUs, shared by the test session.
 
-    It is the one that `cluster.address=null` gives a user; a sweep in the test process joins it.
+    It is the one that `cluster.address=null` gives a user, with all GPUs; a sweep in the test
+    process joins it.
     """
     import ray
 
