@@ -28,8 +28,9 @@ SAMPLERS: dict[str, dict[str, Any]] = {
         "n_startup_trials": 10,
         "multivariate": True,
         "constant_liar": True,
+        "seed": None,  # hydra.sweeper.seed, here and below.
     },
-    "random": {"_target_": "optuna.samplers.RandomSampler"},
+    "random": {"_target_": "optuna.samplers.RandomSampler", "seed": None},
     # Not a class: heats.study knows this name, because a grid needs the search space to be built.
     "grid": {"_target_": "heats.study.grid"},
 }
