@@ -222,6 +222,7 @@ class _NumberedSampler(BaseSampler):
         self._current = make if isinstance(make, BaseSampler) else make(0)
         self.is_grid = isinstance(make, _Grid)
         self.is_stateless = self.is_grid or not isinstance(make, BaseSampler)
+        self._relative: dict[str, BaseDistribution] | None = None
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
         if not isinstance(self._make, BaseSampler):
@@ -231,7 +232,13 @@ class _NumberedSampler(BaseSampler):
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
-        return self._current.infer_relative_search_space(study, trial)
+        # Optuna looks through all trials for what they have in common; here that never changes.
+        if self._relative is None:
+            found = self._current.infer_relative_search_space(study, trial)
+            if not found or not self.is_stateless:
+                return found
+            self._relative = found
+        return self._relative
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
@@ -293,7 +300,7 @@ def _sampler_for(
         build = instantiate(node, _partial_=True)
         base = build.keywords.get("seed")
         base = seed if base is None else base
-        if target in STATELESS_SAMPLERS:
+        if target in STATELESS_SAMPLERS and not build.keywords.get("group"):  # Groups are a state.
             _quietly(build, seed=base)  # Wrong arguments come to light now.
             return lambda number: _quietly(build, seed=_trial_seed(base, number))
         takes_seed = "seed" in inspect.signature(target).parameters

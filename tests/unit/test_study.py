@@ -213,6 +213,7 @@ def test_default_is_tpe_where_a_dimension_is_not_a_list() -> None:
     [
         {"_target_": "optuna.samplers.QMCSampler", "warn_independent_sampling": False},
         {"_target_": "optuna.samplers.NSGAIISampler", "population_size": 4},
+        {"_target_": "optuna.samplers.TPESampler", "multivariate": False, "n_startup_trials": 2},
         {
             "_target_": "optuna.samplers.PartialFixedSampler",
             "fixed_params": {"+n": 3},
