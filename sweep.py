@@ -9,7 +9,8 @@ from omegaconf import DictConfig
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
 def main(cfg: DictConfig) -> Any:
     """What the train function returns; the workers of a trial run this, each with its config."""
-    return hydra.utils.call(cfg.recipe, _convert_="all")
+    train = hydra.utils.instantiate(cfg.recipe, _partial_=True, _convert_="all")
+    return train()
 
 
 if __name__ == "__main__":

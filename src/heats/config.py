@@ -80,9 +80,8 @@ class AshaConf:
     def __post_init__(self) -> None:
         """Raise ConfigError where a bound does not hold."""
         _require(self.min_resource >= 1, "asha.min_resource", self.min_resource, "give 1 or more")
-        _require(
-            self.reduction_factor >= 2, "asha.reduction_factor", self.reduction_factor, "give 2 or more"
-        )
+        eta = self.reduction_factor
+        _require(eta >= 2, "asha.reduction_factor", eta, "give 2 or more")
         _require(
             self.max_resource is None or self.max_resource >= self.min_resource,
             "asha.max_resource",
@@ -333,7 +332,7 @@ def sweep_conf(node: DictConfig) -> SweepConf:
     values = {key: value for key, value in values.items() if not str(key).startswith("_")}
     for key in values:
         if key not in known:
-            raise unknown_name("key under hydra.sweeper", str(key), known)
+            raise unknown_name("key under hydra.sweeper", str(key), known)  # noqa: EM101
     try:
         merged = OmegaConf.merge(OmegaConf.structured(SweepConf), values)
         conf = OmegaConf.to_object(merged)

@@ -78,7 +78,7 @@ class TrialSpec:
 
     number: int
     attempt: int
-    config: bytes
+    config: bytes = field(repr=False)
     run_id: str | None
     artifact_dir: str
     job_dir: str
@@ -311,3 +311,13 @@ def clean_metrics(metrics: dict[str, Any]) -> dict[str, float]:
         except (TypeError, ValueError):
             continue
     return cleaned
+
+
+def resource_spent(metrics: dict[str, float], index: int, resource: str) -> int:
+    """Amount of resource spent at a report, in whole units of `Objective.resource`.
+
+    It is the reported metric of that name (rounded down), or the report's index (from 1) where the
+    report lacks it or it is not a finite number.
+    """
+    spent = metrics.get(resource)
+    return int(spent) if spent is not None and math.isfinite(spent) else index

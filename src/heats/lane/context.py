@@ -9,28 +9,33 @@ release moves it.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import queue
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ray.train import Checkpoint
 from ray.train.v2._internal.execution import context as train_context
+from ray.train.v2._internal.execution import train_fn_utils
 from ray.train.v2._internal.execution.context import TrainContext
 from ray.train.v2._internal.execution.storage import StorageContext
+from ray.train.v2._internal.execution.train_fn_utils import LocalTrainFnUtils
 from ray.train.v2.api.reported_checkpoint import ReportedCheckpoint, ReportedCheckpointStatus
 
+from heats.checkpoints import CHECKPOINTS_DIR
 from heats.errors import TrialStoppedError
 from heats.lane.messages import RankReport, VerdictRequest
 from heats.trial import Report, Verdict, clean_metrics
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from heats.lane.mailbox import RankMailbox
     from heats.lane.messages import Turn
-
-CHECKPOINTS_DIR = "checkpoints"
-"""Folder below a trial's artifact directory that its checkpoints are written to."""
+    from heats.trial import TrialSpec
 
 
 def checkpoint_uri(checkpoint: Checkpoint) -> str:
@@ -70,16 +75,28 @@ class TurnQueue:
             report = Report(time.time(), clean_metrics(metrics), uri)
             self._mailbox.send(RankReport(self._turn.index, report))
 
+    def get_nowait(self) -> Any:
+        """Nothing ever waits here for Ray Train's health check to take it."""
+        raise queue.Empty
+
     def verdict(self, index: int) -> Verdict:
         """Whether the turn goes on after report `index`; every rank gets the same answer."""
         return self._mailbox.ask(VerdictRequest(self._turn.index, index))
 
 
-class UploadErrors:
-    """Stands in for Ray's thread runner: keeps what asynchronous uploads raise, for the turn."""
+class TurnRunner:
+    """Stands in for the worker's thread runner: keeps what asynchronous uploads raise.
 
-    def __init__(self) -> None:
+    To Ray Train's health checks the worker's own thread, which serves the turns, goes on running.
+    """
+
+    def __init__(self, base: Any) -> None:
+        self._base = base
         self._errors: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else Ray Train asks is the worker's own."""
+        return getattr(self._base, name)
 
     def get_exception_queue(self) -> queue.SimpleQueue[BaseException]:
         """Where Ray Train puts an upload's exception."""
@@ -136,7 +153,7 @@ class turn_context:  # noqa: N801 - a context manager, used like a function
             execution_context=dataclasses.replace(
                 base.execution_context,
                 result_queue=TurnQueue(turn, base.get_world_rank(), mailbox),
-                training_thread_runner=UploadErrors(),
+                training_thread_runner=TurnRunner(base.execution_context.training_thread_runner),
             ),
             storage_context=TurnStorage(spec.artifact_dir),
             checkpoint=None if spec.checkpoint is None else Checkpoint(spec.checkpoint),
@@ -161,7 +178,65 @@ class turn_context:  # noqa: N801 - a context manager, used like a function
             self._context.execution_context.training_thread_runner.raise_first()
 
 
+def quiet_ray_train() -> None:
+    """Leave what Ray Train tells of every report and checkpoint out of the trials' logs."""
+    logging.getLogger("ray").setLevel(logging.WARNING)
+    train_context.logger.setLevel(logging.WARNING)  # It is named after its file, not `ray...`.
+
+
 def rank_and_world_size() -> tuple[int, int]:
     """This worker's rank and the number of workers."""
     context = train_context.get_train_context()
     return context.get_world_rank(), context.get_world_size()
+
+
+class InlineTrainFnUtils(LocalTrainFnUtils):  # type: ignore[misc]
+    """`ray.train` for a trial that runs in the driver itself: one worker, rank 0, no cluster.
+
+    `on_report` takes each report and gives the verdict.
+    """
+
+    def __init__(self, spec: TrialSpec, on_report: Callable[[Report], Verdict]) -> None:
+        super().__init__(experiment_name=f"trial-{spec.number}")
+        self._storage = TurnStorage(spec.artifact_dir)
+        self._on_report = on_report
+        self._last_checkpoint = None if spec.checkpoint is None else Checkpoint(spec.checkpoint)
+        self._reported: list[ReportedCheckpoint] = []
+
+    def report(
+        self,
+        metrics: dict[str, Any],
+        checkpoint: Checkpoint | None = None,
+        checkpoint_dir_name: str | None = None,
+        *_: Any,
+        **__: Any,
+    ) -> None:
+        """Store the checkpoint, then report; uploads are synchronous, whatever mode was asked for.
+
+        Raises:
+            TrialStoppedError: The trial is to stop here.
+        """
+        uri = None
+        if checkpoint is not None:
+            name = checkpoint_dir_name or self._storage.make_default_checkpoint_dir_name()
+            stored = self._storage.persist_current_checkpoint(checkpoint, name)
+            committed = ReportedCheckpointStatus.COMMITTED
+            self._reported.append(ReportedCheckpoint(stored, metrics, committed))
+            self._last_checkpoint = stored
+            uri = checkpoint_uri(stored)
+        if self._on_report(Report(time.time(), clean_metrics(metrics), uri)) is Verdict.STOP:
+            raise TrialStoppedError
+
+    def get_all_reported_checkpoints(self, *_: Any, **__: Any) -> list[ReportedCheckpoint]:
+        """The checkpoints of this attempt."""
+        return list(self._reported)
+
+
+@contextmanager
+def inline_context(spec: TrialSpec, on_report: Callable[[Report], Verdict]) -> Iterator[None]:
+    """Make `ray.train` work in this process for one trial."""
+    train_fn_utils.set_train_fn_utils(InlineTrainFnUtils(spec, on_report))
+    try:
+        yield
+    finally:
+        train_fn_utils.set_train_fn_utils(None)

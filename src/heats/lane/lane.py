@@ -301,7 +301,8 @@ class Lane:
     # --- helpers --------------------------------------------------------------------------------
 
     def _next_rung(self, spent: int) -> int | None:
-        return None if self._settings.asha is None else next_milestone(spent, self._settings.asha)
+        asha = self._settings.asha
+        return None if asha is None else next_milestone(spent, asha)
 
     def _all_ended(self) -> bool:
         return self._state is not None and len(self._state.ended) == self._settings.num_workers

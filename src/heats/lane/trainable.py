@@ -50,7 +50,8 @@ class LaneTrainable(tune.Trainable):  # type: ignore[misc]
             outcome = Outcome(Ending.LOST, error=str(exc))
         if outcome is not None and outcome.ending is Ending.RAISED:
             self._lane.close(is_broken=not self._lane.is_usable)
-        return {REPORTS: reports, OUTCOME: outcome, "done": outcome is not None}
+        # Not `done`: Tune would then end the trial without showing the result to the scheduler.
+        return {REPORTS: reports, OUTCOME: outcome}
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """End what still runs of the last trial and take the next one."""

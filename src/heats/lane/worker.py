@@ -41,12 +41,13 @@ def serve_turns(settings: dict[str, WorkerSettings]) -> None:
     """The train function of a lane's `TorchTrainer` run: serve turns until there are no more."""
     import ray
 
-    from heats.lane.context import rank_and_world_size
+    from heats.lane.context import quiet_ray_train, rank_and_world_size
     from heats.lane.reset import RankState
 
     own = settings["worker"]
     rank, _ = rank_and_world_size()
     mailbox = RankMailbox(own.address)
+    quiet_ray_train()
     try:
         function = own.task.load()
     except BaseException:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
@@ -23,6 +25,10 @@ class VerdictScheduler(FIFOScheduler):  # type: ignore[misc]
         super().__init__()
         self._coordinator = coordinator
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Nothing: the Tuner writes itself to a file that nobody will read."""
+        return {}
+
     def on_trial_result(
         self, tune_controller: TuneController, trial: Trial, result: dict[str, Any]
     ) -> str:
@@ -39,10 +45,18 @@ class VerdictScheduler(FIFOScheduler):  # type: ignore[misc]
 
     def on_trial_error(self, tune_controller: TuneController, trial: Trial) -> None:
         """The process that held the lane died, so the attempt is lost."""
-        reason = f"The process of its lane ended: {trial.get_error()}"
+        reason = f"The process of its lane ended: {_error(trial)}"
         self._coordinator.end(_number(trial), Outcome(Ending.LOST, error=reason))
 
 
 def _number(trial: Trial) -> int:
     spec: TrialSpec = trial.config["spec"]
     return spec.number
+
+
+def _error(trial: Trial) -> str:
+    """The last line of what Tune wrote down of an error."""
+    with suppress(OSError, TypeError):
+        lines = Path(trial.error_file).read_text(encoding="utf-8").strip().splitlines()
+        return lines[-1] if lines else "no message"
+    return "no message"

@@ -42,6 +42,10 @@ class TrialSearcher(Searcher):  # type: ignore[misc]
         del result, error
         self._running.discard(trial_id)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Nothing: the Tuner writes itself to a file that nobody will read."""
+        return {}
+
     def save(self, checkpoint_path: str) -> None:
         """Nothing: the ledger is the truth."""
 

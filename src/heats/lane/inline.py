@@ -1,0 +1,63 @@
+"""Trials in the driver process, one after another, with no Ray cluster: for a debugger."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+import traceback
+from typing import TYPE_CHECKING
+
+from heats.errors import TrialStoppedError
+from heats.lane.task import run_task
+from heats.trial import Ending, Outcome, Verdict
+
+if TYPE_CHECKING:
+    from heats.lane.task import TaskFunction
+    from heats.trial import Coordinator, Report, TrialSpec
+
+
+def run_inline(coordinator: Coordinator, function: TaskFunction, *, seed: int) -> None:
+    """Run the coordinator's trials here; breakpoints work and output goes to the terminal."""
+    from heats.lane.context import quiet_ray_train
+    from heats.lane.reset import RankState
+
+    quiet_ray_train()
+    state = RankState()
+    while not coordinator.is_done():
+        spec = coordinator.next_trial()
+        if spec is None:
+            time.sleep(0.01)
+            continue
+        outcome = _run(coordinator, spec, function, seed)
+        state.restore()
+        coordinator.end(spec.number, outcome)
+
+
+def _run(coordinator: Coordinator, spec: TrialSpec, function: TaskFunction, seed: int) -> Outcome:
+    from heats.lane.context import inline_context
+    from heats.lane.reset import seed_rank
+
+    broken: list[Exception] = []
+
+    def on_report(report: Report) -> Verdict:
+        try:
+            return coordinator.record(spec.number, [report])
+        except Exception as exc:  # noqa: BLE001 - ours, not the trial's: raised once it has ended
+            broken.append(exc)
+            return Verdict.STOP
+
+    if spec.run_id is not None:
+        os.environ["MLFLOW_RUN_ID"] = spec.run_id
+    seed_rank(seed + spec.number)
+    try:
+        with inline_context(spec, on_report):
+            config = pickle.loads(spec.config)
+            returned = run_task(function, config, job_dir=spec.job_dir, is_chief=True)
+    except TrialStoppedError:
+        if broken:
+            raise broken[0] from None
+        return Outcome(Ending.STOPPED)
+    except Exception:  # noqa: BLE001 - user code may raise anything; the sweep goes on
+        return Outcome(Ending.RAISED, error=traceback.format_exc())
+    return Outcome(Ending.RETURNED, returned=returned)

@@ -1,0 +1,435 @@
+"""The race: which trial runs next, whether it goes on, and what becomes of it.
+
+This is the one `Coordinator`. It joins the study, the scheduler, the ledger and the checkpoints,
+and knows nothing of Ray: Ray Tune drives it, `lane.inline` drives it, and a test can.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import pickle
+import time
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from heats import checkpoints
+from heats.asha import Asha
+from heats.config import Scheduler
+from heats.errors import ConfigError
+from heats.trial import (
+    AttemptLost,
+    CheckpointDropped,
+    Ending,
+    Judged,
+    Outcome,
+    Report,
+    Reported,
+    SystemSampled,
+    TrialAsked,
+    TrialEnded,
+    TrialSpec,
+    TrialState,
+    TurnStarted,
+    Verdict,
+    resource_spent,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from heats.compose import Composer
+    from heats.config import SweepConf
+    from heats.record import SweepRecord, TrialRecord
+    from heats.study import Study
+    from heats.tracking.ledger import Ledger
+    from heats.tracking.runs import Runs
+    from heats.trial import Event
+
+logger = logging.getLogger(__name__)
+
+RESULTS_FILE = "optimization_results.yaml"
+
+
+class Race:
+    """Runs a study's trials against each other.
+
+    Args:
+        conf: The sweep's settings.
+        num_trials: How many trials the study is to have in all.
+        record: The sweep so far; of a resumed sweep, with its trials.
+        ledger: Takes every event before anything else learns of it.
+        study: Proposes points; already restored from the record.
+        composer: Makes a trial's config of its overrides.
+        runs: Creates MLflow runs.
+        on_event: Is told of each event after it was written.
+    """
+
+    def __init__(
+        self,
+        *,
+        conf: SweepConf,
+        num_trials: int,
+        record: SweepRecord,
+        ledger: Ledger,
+        study: Study,
+        composer: Composer,
+        runs: Runs,
+        sweep_job_dir: Path,
+        on_event: Callable[[Event], None],
+    ) -> None:
+        self._conf, self._num_trials = conf, num_trials
+        self.sweep = record
+        self._ledger, self._study, self._composer, self._runs = ledger, study, composer, runs
+        self._job_dir, self._on_event = sweep_job_dir, on_event
+        self._objective = record.objective
+        self._asha = _scheduler(conf, record)
+        self._started_s = time.monotonic()
+        self._running: set[int] = set()
+        self._num_samples: dict[int, int] = {}
+        self._next_index: dict[int, int] = {}
+        self._waiting = deque(
+            number
+            for number, trial in sorted(record.trials.items())
+            if trial.state is TrialState.RUNNING
+        )
+        self._stop_reason: str | None = None
+        self._is_interrupted = False
+        self._is_metric_checked = False
+
+    # --- what Ray Tune asks and tells -----------------------------------------------------------
+
+    def next_trial(self) -> TrialSpec | None:
+        """The next attempt to run: one that waits to go on, or a new point of the study."""
+        self._check_time()
+        while not self._is_over():
+            if self._waiting:
+                number = self._waiting.popleft()
+            elif len(self.sweep.trials) < self._num_trials and not self._study.is_exhausted:
+                number = self._ask()
+            else:
+                return None
+            spec = self._spec(number)
+            if spec is not None:
+                return spec
+        return None
+
+    def is_done(self) -> bool:
+        """Whether no trial will come any more; a running one may come back, so it waits for it."""
+        if self._is_over():
+            return True
+        has_points = len(self.sweep.trials) < self._num_trials and not self._study.is_exhausted
+        return not (self._waiting or self._running or has_points)
+
+    def record(self, number: int, reports: list[Report]) -> Verdict:
+        """Write a running trial's reports down; the scheduler's verdict on the last of them."""
+        verdict = Verdict.CONTINUE
+        for report in reports:
+            if report.is_system:
+                self._take_sample(number, report)
+            elif self._take_report(number, report) is Verdict.STOP:
+                verdict = Verdict.STOP
+                break
+        self._drop_checkpoints()
+        self._check_time()
+        return Verdict.STOP if self._is_over() else verdict
+
+    def end(self, number: int, outcome: Outcome) -> None:
+        """Write the end of an attempt down: the trial's final state, or that it comes again."""
+        self._running.discard(number)
+        if outcome.ending is Ending.LOST and self._goes_on_after_loss(number, outcome):
+            return
+        if outcome.ending is Ending.STOPPED and self._is_interrupted:
+            return  # It stays unfinished and continues from its newest checkpoint on resume.
+        state, value, error = self._judge_end(self.sweep.trials[number], outcome)
+        self._finish(number, state, value, error)
+
+    # --- what the sweeper asks and tells --------------------------------------------------------
+
+    @property
+    def reason(self) -> str | None:
+        """Why the study ended before its last trial; None where it did not."""
+        return self._stop_reason
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the sweep was told to leave, to be resumed later."""
+        return self._is_interrupted
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether no trial is owed any more."""
+        return not (self._is_interrupted or self._running or self._waiting)
+
+    def interrupt(self, reason: str) -> None:
+        """End soon, leaving everything resumable: running trials stop at their next report."""
+        self._is_interrupted = True
+        self._stop_reason = reason
+
+    def write(self, event: Event, *, durable: bool = False) -> None:
+        """Write an event: to the ledger, then to the record, then to whoever listens."""
+        self._ledger.append(event, durable=durable)
+        self.sweep.apply(event)
+        self._on_event(event)
+
+    def write_results(self) -> None:
+        """Rewrite `optimization_results.yaml` with the best trial so far."""
+        best = self.sweep.best()
+        results: dict[str, Any] = {
+            "name": "heats",
+            "best_params": {} if best is None else dict(best.params),
+            "best_value": None if best is None else best.value,
+            "best_trial": None if best is None else best.number,
+            "best_run_id": None if best is None else best.run_id,
+            "study_name": self.sweep.start.study_name,
+            "metric": self._objective.name,
+            "direction": self._objective.direction.value,
+            "num_trials": {
+                state.value.lower(): count for state, count in self.sweep.counts().items()
+            },
+        }
+        path = self._job_dir / RESULTS_FILE
+        partial = path.with_suffix(".tmp")
+        partial.write_text(yaml.safe_dump(results, sort_keys=False), encoding="utf-8")
+        os.replace(partial, path)
+
+    # --- asking ---------------------------------------------------------------------------------
+
+    def _ask(self) -> int:
+        proposal = self._study.ask()
+        self.write(
+            TrialAsked(
+                time_s=time.time(),
+                trial=proposal.number,
+                params=proposal.params,
+                overrides=proposal.overrides,
+            ),
+            durable=True,
+        )
+        return proposal.number
+
+    def _spec(self, number: int) -> TrialSpec | None:
+        """The next attempt at a trial; None where its config does not compose, and so it failed."""
+        trial = self.sweep.trials[number]
+        try:
+            config = self._composer.compose(trial.overrides, number=number)
+        except ConfigError as exc:
+            self._finish(number, TrialState.FAIL, None, str(exc))
+            return None
+        job_dir = self._job_dir / str(config.hydra.sweep.subdir)
+        if trial.run_id is None:
+            created = self._runs.create_trial(trial)
+            if created is not None:
+                self.write(created)
+        artifact_dir = trial.artifact_dir or str(job_dir / "artifacts")
+        last = trial.last_checkpoint
+        attempt = trial.attempts
+        self.write(
+            TurnStarted(
+                time_s=time.time(),
+                trial=number,
+                attempt=attempt,
+                checkpoint=last.checkpoint if last else None,
+            )
+        )
+        self._running.add(number)
+        first_report_index = last.index if last else 0
+        self._next_index[number] = first_report_index + 1
+        return TrialSpec(
+            number=number,
+            attempt=attempt,
+            config=pickle.dumps(config),
+            run_id=trial.run_id,
+            artifact_dir=artifact_dir,
+            job_dir=str(job_dir),
+            checkpoint=last.checkpoint if last else None,
+            first_report_index=first_report_index,
+        )
+
+    # --- reports --------------------------------------------------------------------------------
+
+    def _take_report(self, number: int, report: Report) -> Verdict:
+        trial = self.sweep.trials[number]
+        index = self._next_index[number]
+        self._next_index[number] = index + 1
+        spent = resource_spent(report.metrics, index, self._objective.resource)
+        if trial.last is not None and spent <= trial.last.resource and trial.attempts > 1:
+            return Verdict.CONTINUE  # Done again after a restart; it is known already.
+        self.write(
+            Reported(
+                time_s=report.time_s,
+                trial=number,
+                index=index,
+                resource=spent,
+                metrics=report.metrics,
+                checkpoint=report.checkpoint,
+            )
+        )
+        value = report.metrics.get(self._objective.name)
+        if value is None:
+            self._name_metrics_once(report)
+            return Verdict.CONTINUE
+        self._study.report(number, spent, value)
+        if self._is_target(value):
+            self._stop_reason = f"trial {number} reached the target {self._conf.stop.target:g}"
+            return Verdict.STOP
+        if self._asha is None:
+            return Verdict.CONTINUE if math.isfinite(value) else Verdict.STOP
+        verdict = Verdict.CONTINUE
+        for judgement in self._asha.judge(number, spent, value):
+            verdict = judgement.verdict
+            self.write(
+                Judged(
+                    time_s=time.time(),
+                    trial=number,
+                    rung=judgement.rung,
+                    resource=spent,
+                    value=value,
+                    verdict=verdict,
+                )
+            )
+        return verdict
+
+    def _take_sample(self, number: int, report: Report) -> None:
+        step = self._num_samples.get(number, 0)
+        self._num_samples[number] = step + 1
+        self.write(
+            SystemSampled(time_s=report.time_s, trial=number, step=step, metrics=report.metrics)
+        )
+
+    def _name_metrics_once(self, report: Report) -> None:
+        if self._objective.metric is not None and not self._is_metric_checked:
+            self._is_metric_checked = True
+            logger.warning(
+                "The first report has no metric %r; it has: %s. If this goes on, the trials fail: "
+                "set objective.metric to one of these.",
+                self._objective.metric,
+                ", ".join(sorted(report.metrics)) or "none that is a number",
+            )
+
+    # --- ends -----------------------------------------------------------------------------------
+
+    def _judge_end(
+        self, trial: TrialRecord, outcome: Outcome
+    ) -> tuple[TrialState, float | None, str | None]:
+        """Final state, value and error of a trial whose attempt came to this outcome."""
+        best = trial.best_report(self._objective)
+        value = best.metrics[self._objective.name] if best else None
+        last = trial.last.metrics.get(self._objective.name) if trial.last else None
+        if outcome.ending in (Ending.RAISED, Ending.LOST):
+            return TrialState.FAIL, value, outcome.error
+        if last is not None and not math.isfinite(last):
+            assert trial.last is not None  # noqa: S101 - `last` comes from it
+            where = f"{self._objective.resource} {trial.last.resource}"
+            return TrialState.PRUNED, value, f"diverged: {self._objective.name}={last} at {where}"
+        if outcome.ending is Ending.STOPPED and not self._is_complete(trial, value):
+            return TrialState.PRUNED, value, None
+        if outcome.returned is not None and self._objective.metric is None:
+            value = outcome.returned
+            if not math.isfinite(value):
+                return TrialState.FAIL, None, f"The task function returned {value}."
+        if value is None:
+            return TrialState.FAIL, None, self._no_value(trial)
+        return TrialState.COMPLETE, value, None
+
+    def _is_complete(self, trial: TrialRecord, value: float | None) -> bool:
+        """Whether a stopped trial was stopped because there is nothing more to reach."""
+        largest = self._conf.asha.max_resource if self._asha is not None else None
+        is_full = largest is not None and trial.last is not None and trial.last.resource >= largest
+        return is_full or (value is not None and self._is_target(value))
+
+    def _no_value(self, trial: TrialRecord) -> str:
+        if self._objective.metric is None:
+            return (
+                "The task function returned no number. Return the objective as a float, or set "
+                "objective.metric to a metric that it reports."
+            )
+        seen = sorted({name for report in trial.reports for name in report.metrics})
+        return (
+            f"The metric {self._objective.metric!r} was never reported as a finite number; "
+            f"reported: {', '.join(seen) or 'nothing'}. Set objective.metric to one of these."
+        )
+
+    def _goes_on_after_loss(self, number: int, outcome: Outcome) -> bool:
+        trial = self.sweep.trials[number]
+        if self._is_interrupted:
+            return True
+        if trial.attempts > self._conf.lane.max_retries:
+            return False
+        reason = outcome.error or "its lane was lost"
+        self.write(
+            AttemptLost(
+                time_s=time.time(), trial=number, attempt=trial.attempts - 1, reason=reason
+            ),
+            durable=True,
+        )
+        last = trial.last_checkpoint
+        where = f"from {self._objective.resource} {last.resource}" if last else "from its beginning"
+        logger.warning("Trial %d lost its lane and starts again %s: %s", number, where, reason)
+        self._waiting.append(number)
+        return True
+
+    def _finish(
+        self, number: int, state: TrialState, value: float | None, error: str | None
+    ) -> None:
+        log = None
+        if error is not None and state is TrialState.FAIL:
+            path = self._job_dir / str(number) / "rank-0.log"
+            log = str(path) if path.exists() else None
+        self.write(
+            TrialEnded(
+                time_s=time.time(), trial=number, state=state, value=value, error=error, log=log
+            ),
+            durable=True,
+        )
+        self._study.tell(number, state, value)
+        self._drop_checkpoints()
+        self._check_failures()
+        self.write_results()
+
+    def _drop_checkpoints(self) -> None:
+        for number, uri in checkpoints.unneeded(self.sweep, self._conf.checkpoints.keep_best):
+            self.write(CheckpointDropped(time_s=time.time(), trial=number, checkpoint=uri))
+            checkpoints.remove(uri)
+
+    # --- the study's own end --------------------------------------------------------------------
+
+    def _is_over(self) -> bool:
+        return self._stop_reason is not None
+
+    def _is_target(self, value: float) -> bool:
+        target = self._conf.stop.target
+        return target is not None and (value == target or self._objective.is_better(value, target))
+
+    def _check_time(self) -> None:
+        limit = self._conf.stop.time_limit_s
+        if limit is not None and time.monotonic() - self._started_s > limit:
+            self._stop_reason = self._stop_reason or f"the time limit of {limit:g} s was reached"
+
+    def _check_failures(self) -> None:
+        limit = self._conf.stop.max_failures
+        ended = sorted(
+            (trial for trial in self.sweep.trials.values() if trial.ended_s is not None),
+            key=lambda trial: trial.ended_s or 0.0,
+        )
+        if limit is None or len(ended) < limit or self._stop_reason is not None:
+            return
+        if all(trial.state is TrialState.FAIL for trial in ended[-limit:]):
+            last = (ended[-1].error or "").strip().splitlines()
+            self._stop_reason = (
+                f"{limit} trials failed in a row (stop.max_failures). The last one: "
+                f"{last[-1] if last else 'no message'}"
+            )
+
+
+def _scheduler(conf: SweepConf, record: SweepRecord) -> Asha | None:
+    if conf.scheduler is Scheduler.none:
+        return None
+    asha = Asha(conf.asha, record.objective)
+    judged = [each for trial in record.trials.values() for each in trial.judged]
+    asha.restore(sorted(judged, key=lambda each: each.time_s))
+    return asha
