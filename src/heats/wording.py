@@ -50,7 +50,12 @@ def number(value: object) -> str:
         return "-"
     if isinstance(value, float):
         return f"{value:.4g}"
-    return str(value)
+    return printable(str(value))
+
+
+def printable(text: str) -> str:
+    """The text in one line, without characters that a terminal would obey."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:
@@ -75,4 +80,4 @@ def params_text(params: Mapping[str, Any], names: Mapping[str, str] | None = Non
 def last_line(text: str | None) -> str:
     """The last line of a traceback that says something; empty where there is none."""
     lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
-    return lines[-1] if lines else ""
+    return printable(lines[-1]) if lines else ""

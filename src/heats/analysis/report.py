@@ -11,34 +11,39 @@ from typing import TYPE_CHECKING, Any
 from heats.analysis.plots import charts
 from heats.analysis.style import COLORS
 from heats.analysis.tables import (
+    argv,
     duration_s,
-    git_commit,
     ranked,
     shown_value,
     wall_s,
     why_ended,
 )
+from heats.tracking.provenance import redact_text, redact_url
 from heats.wording import STATE_WORDS, duration, number, short_names
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from heats.record import SweepRecord, TrialRecord
+    from heats.tracking.provenance import Provenance
 
 logger = logging.getLogger(__name__)
 
 NUM_TOP_TRIALS = 20
 
 
-def write_report(record: SweepRecord, path: Path, *, state: str) -> Path:
+def write_report(
+    record: SweepRecord, path: Path, *, state: str, origin: Provenance | None = None
+) -> Path:
     """Write the report of a sweep and give its path; a report that was there is replaced.
 
     Args:
         record: The sweep, which may still run.
         path: The HTML file to write; missing folders are made.
         state: `running`, `finished` or `interrupted`, as `tables.sweep_state` says.
+        origin: Where the sweep's code came from, if that is known.
     """
-    html = render_report(record, state=state)
+    html = render_report(record, state=state, origin=origin)
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_text(html, encoding="utf-8")
@@ -46,7 +51,7 @@ def write_report(record: SweepRecord, path: Path, *, state: str) -> Path:
     return path
 
 
-def render_report(record: SweepRecord, *, state: str) -> str:
+def render_report(record: SweepRecord, *, state: str, origin: Provenance | None = None) -> str:
     """The report as HTML text; everything that users named is escaped."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
@@ -69,7 +74,7 @@ def render_report(record: SweepRecord, *, state: str) -> str:
     return environment.get_template("report.html.j2").render(
         name=record.start.study_name,
         state=state,
-        facts=_facts(record),
+        facts=_facts(record, origin),
         counts=[
             {"word": word, "count": record.counts()[trial_state], "color": COLORS[trial_state]}
             for trial_state, word in STATE_WORDS.items()
@@ -79,7 +84,7 @@ def render_report(record: SweepRecord, *, state: str) -> str:
         resource=record.objective.resource,
         command=command_line(record),
         space=_space(record),
-        fixed=record.start.fixed,
+        fixed=[redact_text(override) for override in record.start.fixed],
         charts=sections,
         table=_top_table(record),
         num_trials=len(record.trials),
@@ -101,7 +106,7 @@ def log_report(record: SweepRecord, html_path: Path, tracking_uri: str) -> bool:
         logger.warning(
             "The report was not logged to run %s at %s: %s. It is at %s.",
             record.run_id,
-            tracking_uri,
+            redact_url(tracking_uri),
             exc,
             html_path,
         )
@@ -111,13 +116,13 @@ def log_report(record: SweepRecord, html_path: Path, tracking_uri: str) -> bool:
 
 def command_line(record: SweepRecord) -> str:
     """The command that started the sweep, as one would type it."""
-    start = record.start
-    if start.module:
-        return shlex.join(["python", "-m", start.module, *start.argv[1:]])
-    return shlex.join(["python", *start.argv]) if start.argv else ""
+    arguments = argv(record)
+    if record.start.module:
+        return shlex.join(["python", "-m", record.start.module, *arguments[1:]])
+    return shlex.join(["python", *arguments]) if arguments else ""
 
 
-def _facts(record: SweepRecord) -> list[tuple[str, str]]:
+def _facts(record: SweepRecord, origin: Provenance | None) -> list[tuple[str, str]]:
     start = record.start
     facts = [
         ("objective", f"{record.objective.direction.value} {record.objective.name}"),
@@ -129,8 +134,9 @@ def _facts(record: SweepRecord) -> list[tuple[str, str]]:
     facts.append(("experiment", start.experiment))
     if record.run_id:
         facts.append(("parent run", record.run_id))
-    if commit := git_commit(record):
-        facts.append(("git commit", commit[:12]))
+    if origin is not None and origin.commit is not None:
+        changed = ", with uncommitted changes" if origin.is_dirty else ""
+        facts.append(("git commit", f"{origin.commit[:12]}{changed}"))
     if record.ended is not None and record.ended.reason:
         facts.append(("ended", record.ended.reason))
     return facts

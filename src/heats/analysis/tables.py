@@ -12,14 +12,13 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from heats.config import Direction
+from heats.tracking.provenance import redact_text, redact_url
 from heats.trial import TrialState, Verdict
 from heats.wording import last_line, number
 
 if TYPE_CHECKING:
     from heats.record import SweepRecord, TrialRecord
     from heats.trial import Objective
-
-_COMMIT_TAG = "mlflow.source.git.commit"
 
 
 def sweep_state(record: SweepRecord, *, is_running: bool) -> str:
@@ -39,7 +38,7 @@ def sweep_json(record: SweepRecord, *, state: str) -> dict[str, Any]:
 
     Keys: `name, state, reason, objective {metric, direction, resource}, num_trials, counts
     {complete, pruned, failed, running}, best, started, ended, wall_s, experiment, tracking_uri,
-    run_id, git_commit, argv`. `best` is a trial as `trial_json` gives it, or null.
+    run_id, argv`. `best` is a trial as `trial_json` gives it, or null.
     """
     counts, best, ended = record.counts(), record.best(), record.ended
     return {
@@ -63,10 +62,9 @@ def sweep_json(record: SweepRecord, *, state: str) -> dict[str, Any]:
         "ended": iso_time(ended.time_s) if ended else None,
         "wall_s": round(wall_s(record), 3),
         "experiment": record.start.experiment,
-        "tracking_uri": record.start.tracking_uri,
+        "tracking_uri": redact_url(record.start.tracking_uri),
         "run_id": record.run_id,
-        "git_commit": git_commit(record),
-        "argv": list(record.start.argv),
+        "argv": argv(record),
     }
 
 
@@ -150,9 +148,9 @@ def wall_s(record: SweepRecord) -> float:
     return max(0.0, record.last_time_s - record.start.time_s)
 
 
-def git_commit(record: SweepRecord) -> str | None:
-    """The commit of the user's code, where it was in a git repository."""
-    return record.start.tags.get(_COMMIT_TAG)
+def argv(record: SweepRecord) -> list[str]:
+    """The arguments that started the sweep, secrets redacted."""
+    return [redact_text(argument) for argument in record.start.argv]
 
 
 def json_value(value: Any) -> Any:
