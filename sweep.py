@@ -5,7 +5,10 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig
 
+from heats.entry import clear_errors
 
+
+@clear_errors
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
 def main(cfg: DictConfig) -> Any:
     """What the train function returns; the workers of a trial run this, each with its config."""

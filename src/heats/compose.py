@@ -13,13 +13,14 @@ import copy
 import difflib
 import pickle
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from heats.config import unknown_name
 from heats.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from hydra.core.config_loader import ConfigLoader
     from hydra.core.override_parser.types import Override
@@ -209,7 +210,7 @@ def _not_composable(
 
     key = re.match(r"Could not override '(.+?)'\.", str(exc))
     if key and isinstance(cause, (ConfigAttributeError, ConfigKeyError)):
-        error = _unknown_key(key[1], known)
+        error = _unknown_key(key[1], list(known) or _siblings(key[1], cause))
         return ConfigError(f"{error} To add a new key, write +{key[1]}=...")
     missing = re.match(r"Could not delete from config\. '(.+?)' does not exist", str(exc))
     if missing:
@@ -248,6 +249,14 @@ def _unknown_key(key: str, known: Iterable[str]) -> ConfigError:
         near = difflib.get_close_matches(key, sorted(names), n=5, cutoff=0.5)
         names = {*near, *beside[:MAX_LISTED_KEYS]}
     return unknown_name("config key", key, names)
+
+
+def _siblings(key: str, exc: OmegaConfBaseException) -> list[str]:
+    """Dotted keys beside a missing one, which the error knows where the whole config is not."""
+    prefix = key.rpartition(".")[0]
+    node = getattr(exc, "parent_node", None)
+    names = [str(name) for name in node] if isinstance(node, Iterable) else []
+    return [f"{prefix}.{name}" if prefix else name for name in names if name != "hydra"]
 
 
 def _unreadable(exc: OverrideParseException) -> ConfigError:

@@ -135,7 +135,7 @@ class Plan:
         root = Path(conf.tracking.root).absolute()
         _check_writable(root)
         task = TaskRef.of_running_program(task_function)
-        own = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
+        own = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
         choices = config.hydra.runtime.choices
         start = SweepStarted(
             time_s=time.time(),
@@ -343,11 +343,11 @@ def _refuse_changes(before: SweepStarted, now: SweepStarted) -> None:
     for name, (old, new) in what.items():
         if old == new:
             continue
-        texts = [_as_lines(old), _as_lines(new)]
-        diff = [line for line in difflib.unified_diff(*texts, n=0, lineterm="") if line[2:3] != "-"]
-        if name == "config" and all(_is_budget(line[1:]) for line in diff[2:] if line[0] in "+-"):
+        lines = difflib.unified_diff(_as_lines(old), _as_lines(new), n=0, lineterm="")
+        diff = [line for line in list(lines)[2:] if not line.startswith("@@")]
+        if name == "config" and all(_is_budget(line[1:]) for line in diff):
             continue
-        shown = "\n".join(diff[2:22])
+        shown = "\n".join(diff[:20])
         msg = (
             f"The {name} is not what the sweep {before.study_name!r} was started with, so its "
             f"trials could not be compared:\n{shown}\nUndo the change, or start a new study."

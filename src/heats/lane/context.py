@@ -44,7 +44,7 @@ def checkpoint_uri(checkpoint: Checkpoint) -> str:
     return str(checkpoint.path) if scheme == "local" else f"{scheme}://{checkpoint.path}"
 
 
-class TurnStorage(StorageContext):  # type: ignore[misc]
+class TurnStorage(StorageContext):
     """Ray's storage rooted at a trial's artifact directory, without marker files in it."""
 
     def __init__(self, artifact_dir: str) -> None:
@@ -108,7 +108,7 @@ class TurnRunner:
             raise self._errors.get()
 
 
-class TurnContext(TrainContext):  # type: ignore[misc]
+class TurnContext(TrainContext):
     """Ray's Train context, ending the turn at the report where the verdict is to stop."""
 
     def report(self, *args: Any, **kwargs: Any) -> None:
@@ -190,7 +190,7 @@ def rank_and_world_size() -> tuple[int, int]:
     return context.get_world_rank(), context.get_world_size()
 
 
-class InlineTrainFnUtils(LocalTrainFnUtils):  # type: ignore[misc]
+class InlineTrainFnUtils(LocalTrainFnUtils):
     """`ray.train` for a trial that runs in the driver itself: one worker, rank 0, no cluster.
 
     `on_report` takes each report and gives the verdict.

@@ -69,7 +69,7 @@ class RankState:
 
             for state in (AcceleratorState, GradientState, PartialState):
                 state._shared_state.clear()
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             gc.collect()
             torch.cuda.empty_cache()
 

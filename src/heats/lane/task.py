@@ -108,7 +108,8 @@ class _ReachedHydraError(BaseException):
 
 @contextmanager
 def _hydra_captured() -> Iterator[list[TaskFunction]]:
-    module = importlib.import_module("hydra.main")  # `hydra.main`, the name, is the function in it
+    # The module; `hydra.main`, the name, is the function in it.
+    module: Any = importlib.import_module("hydra.main")
     captured: list[TaskFunction] = []
 
     def capture(*, task_function: TaskFunction, **_: Any) -> None:
@@ -163,7 +164,7 @@ def run_task(
             _save_config(config.hydra.overrides.task, "overrides.yaml", folder)
     if config.hydra.job.chdir:
         os.chdir(job_dir)
-    env = OmegaConf.to_container(config.hydra.job.env_set, resolve=True)
+    env: Any = OmegaConf.to_container(config.hydra.job.env_set, resolve=True)
     try:
         with env_override(env):
             returned = function(task_config)

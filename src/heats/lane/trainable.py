@@ -23,7 +23,7 @@ OUTCOME = "heats_outcome"
 """Keys of a step's result: the reports since the last step, and at the end the outcome."""
 
 
-class LaneTrainable(tune.Trainable):  # type: ignore[misc]
+class LaneTrainable(tune.Trainable):
     """Owns a lane; with `reuse_actors=True` Tune gives it one trial after another.
 
     `config` has `spec` (a TrialSpec) and `settings` (LaneSettings). Tune calls `reset_config`

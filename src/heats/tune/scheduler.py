@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from heats.trial import Coordinator
 
 
-class VerdictScheduler(FIFOScheduler):  # type: ignore[misc]
+class VerdictScheduler(FIFOScheduler):
     """Passes every result of a lane to the coordinator and its verdict to Tune."""
 
     def __init__(self, coordinator: Coordinator) -> None:

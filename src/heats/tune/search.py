@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from heats.trial import Coordinator
 
 
-class TrialSearcher(Searcher):  # type: ignore[misc]
+class TrialSearcher(Searcher):
     """Suggests the coordinator's next trial while fewer than `max_concurrent` run."""
 
     def __init__(

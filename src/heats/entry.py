@@ -1,0 +1,52 @@
+"""The entry point of an app: bad input becomes one message and exit code 2."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+EXIT_BAD_INPUT = 2
+_FULL_ERROR = "HYDRA_FULL_ERROR"
+
+
+def clear_errors(main: Callable[[], Any]) -> Callable[[], Any]:
+    """`main`, a `@hydra.main` function, saying in one message what is wrong with its command line.
+
+    What Hydra and heats refuse ends the process with exit code 2 and no traceback. With
+    HYDRA_FULL_ERROR=1 in the environment everything is raised as it is.
+    """
+
+    @functools.wraps(main)
+    def guarded() -> Any:
+        if os.environ.get(_FULL_ERROR) == "1":
+            return main()
+        os.environ[_FULL_ERROR] = "1"  # Else Hydra prints what it likes and ends with 1.
+        try:
+            return main()
+        except Exception as exc:
+            if not _is_about_input(exc):
+                raise
+            from heats.compose import config_error
+            from heats.errors import HeatsError
+
+            error = exc if isinstance(exc, HeatsError) else config_error(exc)
+            sys.stderr.write(f"{error}\n")
+            raise SystemExit(EXIT_BAD_INPUT) from exc
+        finally:
+            os.environ.pop(_FULL_ERROR, None)
+
+    return guarded
+
+
+def _is_about_input(exc: Exception) -> bool:
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from heats.errors import ConfigError, LedgerError
+
+    return isinstance(exc, HydraException | OmegaConfBaseException | ConfigError | LedgerError)
