@@ -44,10 +44,12 @@ TAG_TRIAL = "heats.trial"
 TAG_STATE = "heats.state"
 TAG_STARTED = "heats.started"
 
-# How long the driver waits: for any sign of life, for the parent (MLflow is imported and may make
-# its database), and for a trial's run. After a silence it asks again after a pause that doubles.
+# How long the driver waits: for a server's first sign of life, for the first run (MLflow is
+# imported, and a local store may have to be made), and for any other. After a silence it asks again
+# after a pause that doubles.
 _PROBE_S = 0.5
-_PARENT_LIMIT_S = 30.0
+_SERVER_LIMIT_S = 10.0
+_LOCAL_LIMIT_S = 120.0
 _TRIAL_LIMIT_S = 2.0
 _PAUSE_S = 2.0
 _MAX_PAUSE_S = 60.0
@@ -92,16 +94,18 @@ class Runs:
 
     def create_parent(self) -> RunCreated | None:
         """The sweep's own run; None where the tracker does not answer."""
-        return self._soon(self.ensure_parent, _PARENT_LIMIT_S)
+        return self._soon(self.ensure_parent)
 
     def create_trial(self, trial: TrialRecord) -> RunCreated | None:
         """The run of a trial; None where the tracker does not answer."""
-        limit_s = _TRIAL_LIMIT_S if self._mlflow is not None else _PARENT_LIMIT_S
-        return self._soon(lambda: self.ensure_trial(trial.number, trial.asked_s), limit_s)
+        return self._soon(lambda: self.ensure_trial(trial.number, trial.asked_s))
 
-    def _soon(self, call: Callable[[], RunCreated], limit_s: float) -> RunCreated | None:
+    def _soon(self, call: Callable[[], RunCreated]) -> RunCreated | None:
         if time.monotonic() < self._quiet_until_s:
             return None
+        limit_s = _TRIAL_LIMIT_S
+        if self._mlflow is None:
+            limit_s = _SERVER_LIMIT_S if self._is_server else _LOCAL_LIMIT_S
         try:
             if self._is_server:  # Before MLflow itself, which tries for four minutes.
                 _within(2 * _PROBE_S, self.check)
