@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import threading
 import unicodedata
 from typing import TYPE_CHECKING, Self
@@ -17,7 +18,7 @@ from heats.config import unknown_name
 from heats.errors import ConfigError, LedgerError, SweepLockedError, SweepNotFoundError
 from heats.record import SweepRecord
 from heats.tracking.codec import decode_line, encode_event
-from heats.tracking.locks import FileLock, LockHeldError, is_locked
+from heats.tracking.locks import FileLock, LockHeldError, is_locked, read_owner
 from heats.trial import SweepStarted
 
 if TYPE_CHECKING:
@@ -210,6 +211,14 @@ def read_sweep(sweep_dir: Path) -> SweepRecord:
 def is_running(sweep_dir: Path) -> bool:
     """Whether a living process writes this sweep."""
     return is_locked(sweep_dir / LOCK)
+
+
+def writer_pid(sweep_dir: Path) -> int | None:
+    """Process id of the driver that writes this sweep; None where none does on this machine."""
+    if not is_running(sweep_dir):
+        return None
+    owner = read_owner(sweep_dir / LOCK)
+    return owner.pid if owner is not None and owner.host == socket.gethostname() else None
 
 
 def list_sweeps(root: Path) -> list[Path]:

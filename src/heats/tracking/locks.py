@@ -7,7 +7,7 @@ import os
 import socket
 import time
 import weakref
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,6 +68,22 @@ class FileLock:
 
     def __exit__(self, *_exc: object) -> None:
         self.release()
+
+
+class Owner(NamedTuple):
+    """Who took a lock last."""
+
+    pid: int
+    host: str
+
+
+def read_owner(path: Path) -> Owner | None:
+    """Who took the lock of `path` last, whether or not it still holds it."""
+    try:
+        _, pid, _, host = path.read_text().split()
+        return Owner(int(pid), host)
+    except (OSError, ValueError):
+        return None
 
 
 def is_locked(path: Path) -> bool:

@@ -25,6 +25,7 @@ from heats.tracking.ledger import (
     list_sweeps,
     read_events,
     read_sweep,
+    writer_pid,
 )
 from heats.trial import (
     AttemptLost,
@@ -269,11 +270,13 @@ def test_the_lock_names_its_owner_and_dies_with_it_though_a_fork_lives(sweep_dir
         assert writer.stdout is not None
         assert writer.stdout.readline() == "open\n"
         assert is_running(sweep_dir)
+        assert writer_pid(sweep_dir) == writer.pid
         with pytest.raises(SweepLockedError, match=f"process {writer.pid} on .* already writes"):
             Ledger.open(sweep_dir)
         writer.kill()
         writer.wait()
         assert not is_running(sweep_dir)
+        assert writer_pid(sweep_dir) is None
         Ledger.open(sweep_dir)[0].close()
     finally:
         os.killpg(writer.pid, 9)
