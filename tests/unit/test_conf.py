@@ -196,9 +196,7 @@ def test_project_dir_is_where_the_config_folder_is(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    config = composed("recipe=text_classification")
-
-    assert config.recipe.config.data_dir == str(REPO / ".cache" / "data")
+    assert heats_sweeper.project_dir() == str(REPO)
 
 
 def run_python(*arguments: str, cwd: Path) -> str:

@@ -44,8 +44,8 @@ def movie_reviews(data_dir: str) -> dict[str, Rows]:
         FileNotFoundError: The archive is not in `data_dir`; the message tells how to get it.
         ValueError: The archive is not the published one.
     """
-    archive = Path(data_dir, _ARCHIVE)
-    remedy = f"pip download --no-deps --no-binary :all: -d {data_dir} vaderSentiment==3.3.2"
+    archive = Path(data_dir, _ARCHIVE).absolute()
+    remedy = f"pip download --no-deps --no-binary :all: -d {archive.parent} vaderSentiment==3.3.2"
     if not archive.is_file():
         msg = f"The movie reviews are not here: {archive} does not exist. Get them with: {remedy}"
         raise FileNotFoundError(msg)

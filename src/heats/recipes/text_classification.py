@@ -56,7 +56,7 @@ def train(config: dict[str, Any]) -> None:
         trainer = build_trainer(
             config, model, corpus, output_dir, ray.train.get_context().get_world_size()
         )
-        trainer.add_callback(RayTrainReportCallback())  # type: ignore[no-untyped-call]
+        trainer.add_callback(RayTrainReportCallback())
         trainer = prepare_trainer(trainer)
         if checkpoint := ray.train.get_checkpoint():
             with checkpoint.as_directory() as directory:

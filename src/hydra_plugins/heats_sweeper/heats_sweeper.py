@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
 from hydra.plugins.sweeper import Sweeper
 from omegaconf import OmegaConf
 
@@ -62,13 +61,10 @@ class HeatsSweeper(Sweeper):
 
 def project_dir() -> str:
     """The folder that holds the app's config folder, else the current directory."""
-    main: list[str] = []
+    main = []
     if GlobalHydra.instance().is_initialized():
         search_path = GlobalHydra.instance().config_loader().get_search_path().get_path()
         main = [part.path for part in search_path if part.provider == "main"]
-    elif HydraConfig.initialized():  # In a worker, where nothing is composed.
-        sources = HydraConfig.get().runtime.config_sources
-        main = [f"{part.schema}://{part.path}" for part in sources if part.provider == "main"]
     scheme, _, path = main[0].rpartition("://") if main else ("", "", "")
     is_folder = bool(path) and scheme in ("", "file")
     return str(Path(path).absolute().parent if is_folder else Path.cwd())
