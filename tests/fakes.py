@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from heats.config import Direction
 from heats.record import SweepRecord
+from heats.tracking.ledger import Ledger
 from heats.trial import (
     Event,
     Judged,
@@ -96,7 +99,18 @@ def fake_sweep(num_trials: int = 40, **options: Any) -> SweepRecord:
     return replay(fake_events(num_trials, **options))
 
 
-def replay(events: list[Event]) -> SweepRecord:
+def write_ledger(root: Path, events: Sequence[Event]) -> Path:
+    """Write events as the ledger of their sweep under a tracking root, and give its folder."""
+    start = events[0]
+    assert isinstance(start, SweepStarted)
+    sweep_dir = root / "sweeps" / start.study_name
+    with Ledger.create(sweep_dir, start) as ledger:
+        for event in events[1:]:
+            ledger.append(event)
+    return sweep_dir
+
+
+def replay(events: Sequence[Event]) -> SweepRecord:
     """The record after these events, the first of which starts the sweep."""
     start = events[0]
     assert isinstance(start, SweepStarted)

@@ -163,7 +163,8 @@ def status(
     if as_json:
         _print_json({**sweep_json(record, state=state), "trials": trials_json(record)})
     else:
-        output_console().print(status_view(record, state, num_trials=num_trials))
+        console = output_console()
+        console.print(status_view(record, state, num_trials=num_trials, width=console.width))
 
 
 @app.command()

@@ -26,6 +26,7 @@ from heats.wording import (
     duration,
     last_line,
     number,
+    param,
     params_text,
     rough_duration,
     short_names,
@@ -261,7 +262,7 @@ class LiveView:
             if self.rungs:
                 row.append(f"{len(trial.judged)}/{len(self.rungs)}")
             row += [number(value), duration(now - (trial.started_s or trial.asked_s))]
-            cells = [number(trial.params[key]) if key in trial.params else "" for key in columns]
+            cells = [param(trial.params[key]) if key in trial.params else "" for key in columns]
             table.add_row(*row, *map(Text, cells))
         if len(trials) > len(shown):
             table.add_row(f"+{len(trials) - len(shown)}")
@@ -370,7 +371,7 @@ def final_summary(record: SweepRecord, sweep_dir: Path, *, elapsed_s: float | No
         short = short_names(best.params)
         width = max((len(key) for key in short.values()), default=0)
         for key, value in best.params.items():
-            text.append(f"\n          {short[key]:{width}}  {number(value)}")
+            text.append(f"\n          {short[key]:{width}}  {param(value)}")
     quoted, root = shlex.quote(name), root_option(sweep_dir)
     commands = [
         (f"heats report {quoted}{root}", "charts in one HTML file"),

@@ -53,6 +53,11 @@ def number(value: object) -> str:
     return printable(str(value))
 
 
+def param(value: object) -> str:
+    """A parameter's value in few characters; None is Hydra's `null`."""
+    return "null" if value is None else number(value)
+
+
 def printable(text: str) -> str:
     """The text in one line, without characters that a terminal would obey."""
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
@@ -74,7 +79,7 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
 def params_text(params: Mapping[str, Any], names: Mapping[str, str] | None = None) -> str:
     """Parameters in one line: `lr=0.003 batch_size=32`; `names` as `short_names` gives them."""
     names = short_names(params) if names is None else names
-    return " ".join(f"{names.get(key, key)}={number(value)}" for key, value in params.items())
+    return " ".join(f"{names.get(key, key)}={param(value)}" for key, value in params.items())
 
 
 def last_line(text: str | None) -> str:

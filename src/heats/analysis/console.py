@@ -17,6 +17,7 @@ from heats.wording import (
     STATE_WORDS,
     duration,
     number,
+    param,
     params_text,
     printable,
     short_names,
@@ -64,7 +65,9 @@ def sweeps_table(sweeps: Sequence[tuple[str, str, SweepRecord | None]]) -> Table
     return table
 
 
-def status_view(record: SweepRecord, state: str, *, num_trials: int) -> RenderableType:
+def status_view(
+    record: SweepRecord, state: str, *, num_trials: int, width: int = _PIPE_WIDTH
+) -> RenderableType:
     """One sweep: counts, best, what runs, the best `num_trials` trials, and why trials ended."""
     objective = record.objective
     parts: list[RenderableType] = [
@@ -86,17 +89,19 @@ def status_view(record: SweepRecord, state: str, *, num_trials: int) -> Renderab
     )
     if running:
         title = "running" if state == "running" else "not ended"
-        parts += [Text(f"\n{title}", style="bold"), trials_table(running, record)]
+        parts += [Text(f"\n{title}", style="bold"), trials_table(running, record, width=width)]
     ended = [trial for trial in trials if trial.state is not TrialState.RUNNING][:num_trials]
     if ended:
-        parts += [Text("\ntop trials", style="bold"), trials_table(ended, record)]
+        parts += [Text("\ntop trials", style="bold"), trials_table(ended, record, width=width)]
     if reasons := _reasons(trials, record):
         parts += [Text("\nwhy trials ended early", style="bold"), *reasons]
     return Group(*parts)
 
 
-def trials_table(trials: Sequence[TrialRecord], record: SweepRecord) -> Table:
-    """One row for each trial, with a column for each parameter where there are few."""
+def trials_table(
+    trials: Sequence[TrialRecord], record: SweepRecord, *, width: int = _PIPE_WIDTH
+) -> Table:
+    """One row for each trial, with a column for each parameter where `width` has the room."""
     objective = record.objective
     names = short_names(key for trial in trials for key in trial.params)
     table = _table()
@@ -105,13 +110,14 @@ def trials_table(trials: Sequence[TrialRecord], record: SweepRecord) -> Table:
     table.add_column(Text(printable(objective.name)), justify="right", no_wrap=True)
     table.add_column(Text(printable(objective.resource)), justify="right", no_wrap=True)
     table.add_column("time", justify="right", no_wrap=True)
-    has_columns = len(names) <= 6
+    room = width - 40 - len(objective.name) - len(objective.resource)
+    has_columns = sum(max(9, len(name)) + 2 for name in names.values()) <= room
     for name in names.values() if has_columns else ("params",):
         table.add_column(Text(printable(name)), overflow="fold")
     for trial in trials:
         began, ended = trial.started_s, trial.ended_s or record.last_time_s
         if has_columns:
-            cells = [number(trial.params[key]) if key in trial.params else "" for key in names]
+            cells = [param(trial.params[key]) if key in trial.params else "" for key in names]
         else:
             cells = [params_text(trial.params, names)]
         table.add_row(

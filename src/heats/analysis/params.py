@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from heats.analysis.style import COLORS, SHADES, complete_trials, hover, styled, value_axis
 from heats.trial import TrialState
-from heats.wording import number, short_names
+from heats.wording import number, param, short_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -194,7 +194,7 @@ def _axis(
 
 
 def _choice_text(value: object) -> str:
-    return number(value) if isinstance(value, float) else str(value)
+    return param(value)
 
 
 def _value_axis_of(record: SweepRecord, trials: Sequence[TrialRecord]) -> _Axis:

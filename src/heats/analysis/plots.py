@@ -158,20 +158,21 @@ def learning_curves(record: SweepRecord) -> Figure:
     name = record.objective.name
     trials = [t for t in ranked(record) if any(name in r.metrics for r in t.reports)]
     if not trials:
-        reported = sorted(
-            {key for t in record.trials.values() for r in t.reports for key in r.metrics}
-        )
-        if not reported:
+        names = {key for t in record.trials.values() for r in t.reports for key in r.metrics}
+        if not names:
             msg = "No trial has reported anything yet."
             raise NothingToShowError(msg)
-        msg = f"No report holds {name!r}; reported were: {', '.join(reported)}."
+        msg = f"No report holds {name!r}; reported were: {', '.join(sorted(names))}."
+        raise NothingToShowError(msg)
+    reported = [r.metrics[name] for t in trials for r in t.reports if name in r.metrics]
+    values = [value for value in reported if math.isfinite(value)]
+    if not values:
+        msg = f"Every reported {name} is NaN or infinite."
         raise NothingToShowError(msg)
     figure = go.Figure()
-    values: list[float] = []
     has_legend: set[TrialState] = set()
     for trial in reversed(trials[:_MAX_CURVES]):
         curve = [(r.resource, r.metrics[name]) for r in trial.reports if name in r.metrics]
-        values += [value for _, value in curve if math.isfinite(value)]
         if trial.state not in has_legend:
             figure.add_scatter(
                 x=[None],

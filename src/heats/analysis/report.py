@@ -19,7 +19,7 @@ from heats.analysis.tables import (
     why_ended,
 )
 from heats.tracking.provenance import redact_text, redact_url
-from heats.wording import STATE_WORDS, duration, number, short_names
+from heats.wording import STATE_WORDS, duration, number, param, short_names
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -150,7 +150,7 @@ def _best(record: SweepRecord) -> dict[str, Any] | None:
     return {
         "number": best.number,
         "value": number(best.value),
-        "params": [(key, number(value)) for key, value in best.params.items()],
+        "params": [(key, param(value)) for key, value in best.params.items()],
         "run_id": best.run_id,
         "checkpoint": checkpoint.checkpoint if checkpoint else None,
     }
@@ -193,6 +193,6 @@ def _row(trial: TrialRecord, record: SweepRecord, keys: list[str]) -> dict[str, 
         "value": number(shown_value(trial, record.objective)),
         "resource": trial.last.resource if trial.last else "-",
         "duration": duration(duration_s(trial)),
-        "params": [number(trial.params[key]) if key in trial.params else "" for key in keys],
+        "params": [param(trial.params[key]) if key in trial.params else "" for key in keys],
         "why": why_ended(trial, record.objective),
     }

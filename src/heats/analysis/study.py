@@ -140,7 +140,7 @@ def _inferred(seen: list[ParamValue]) -> BaseDistribution:
         IntDistribution,
     )
 
-    numbers = [value for value in seen if isinstance(value, int | float)]
+    numbers = [v for v in seen if isinstance(v, int | float) and math.isfinite(v)]
     if len(numbers) < len(seen) or any(isinstance(value, bool) for value in seen):
         return CategoricalDistribution(list(dict.fromkeys(seen)))
     low, high = min(numbers), max(numbers)

@@ -43,8 +43,7 @@ def complete_trials(record: SweepRecord, *, at_least: int) -> list[TrialRecord]:
     ]
     if len(trials) < at_least:
         needed = "one complete trial" if at_least == 1 else f"{at_least} complete trials"
-        found = f"{len(trials)} of {len(record.trials)}" if record.trials else "none"
-        msg = f"This needs at least {needed} with a finite value; there is {found}."
+        msg = f"This needs {needed} with a finite value; so far there are {len(trials)}."
         raise NothingToShowError(msg)
     if not any(trial.params for trial in trials):
         msg = "The search space has no parameters."
