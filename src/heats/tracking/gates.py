@@ -7,8 +7,6 @@ nothing of heats was imported.
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import json
 import math
 import os
@@ -20,19 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heats.config import Direction
-from heats.errors import ConfigError
+from heats.tracking.candidate import CHECKPOINT, DIRECTION, OBJECTIVE, RUN_ID, VALUE
 from heats.wording import last_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from mlflow.entities.model_registry import ModelVersion
 
-    from heats.trial import Objective, SweepStarted
-
-STUDY, TRIAL, RUN_ID = "heats.study", "heats.trial", "heats.run_id"
-OBJECTIVE, VALUE, DIRECTION = "heats.objective", "heats.value", "heats.direction"
-CHECKPOINT, PREDICTOR = "heats.checkpoint", "heats.predictor"
+    from heats.tracking.candidate import Candidate
 
 # A value of zero has no relative difference; this much is rounding, whatever the tolerance.
 _ABSOLUTE_TOLERANCE = 1e-9
@@ -72,34 +66,6 @@ class Gate:
     name: str
     passed: bool
     detail: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """A checkpoint that asks to be promoted, with the objective's value that was logged for it.
-
-    `checkpoint` is a directory path or URI, `resource` the amount spent when it was written.
-    """
-
-    study: str
-    trial: int
-    run_id: str
-    objective: Objective
-    value: float
-    checkpoint: str
-    resource: int
-
-    def tags(self) -> dict[str, str]:
-        """What a model version says of where it comes from, and what it is compared by."""
-        return {
-            STUDY: self.study,
-            TRIAL: str(self.trial),
-            RUN_ID: self.run_id,
-            OBJECTIVE: self.objective.name,
-            VALUE: repr(self.value),
-            DIRECTION: self.objective.direction.value,
-            CHECKPOINT: self.checkpoint,
-        }
 
 
 def reproduced(
@@ -243,48 +209,3 @@ def _raised(what: str, exc: Exception) -> str:
 
 def _short(text: str) -> str:
     return text if len(text) <= _MAX_DETAIL_CHARS else text[: _MAX_DETAIL_CHARS - 3] + "..."
-
-
-# --- the user's code --------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def as_in_sweep(start: SweepStarted) -> Iterator[None]:
-    """Imports and relative paths mean what they meant in the sweep; prints go to standard error."""
-    folder = Path(start.cwd)
-    script = folder / start.script if start.script else None
-    paths = [str(path) for path in (script.parent if script else folder, folder) if path.is_dir()]
-    added = [path for path in dict.fromkeys(paths) if path not in sys.path]
-    sys.path.extend(added)
-    try:
-        with contextlib.ExitStack() as stack:
-            if folder.is_dir():
-                stack.enter_context(contextlib.chdir(folder))
-            stack.enter_context(contextlib.redirect_stdout(sys.stderr))
-            yield
-    finally:
-        for path in added:
-            sys.path.remove(path)
-
-
-def load_function(key: str, path: str) -> Callable[..., Any]:
-    """The function that a dotted path names.
-
-    Args:
-        key: The setting that holds the path, for the error.
-        path: `package.module.function`.
-
-    Raises:
-        ConfigError: There is no such module or function.
-    """
-    module_name, _, name = path.rpartition(".")
-    try:
-        function = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError, ValueError) as exc:
-        msg = f"{key}={path!r} cannot be loaded: {exc}. Give the dotted path of a function."
-        raise ConfigError(msg) from exc
-    if not callable(function):
-        msg = f"{key}={path!r} is no function but {type(function).__name__}."
-        raise ConfigError(msg)
-    loaded: Callable[..., Any] = function
-    return loaded
