@@ -189,10 +189,10 @@ def test_the_ledger_becomes_one_parent_and_its_children(tmp_path: Path, sweep_di
     assert states == {"0": "finished", "1": "pruned", "2": "failed", "3": "finished",
                       "4": "finished"}  # fmt: skip
     statuses = [runs_of[number].info.status for number in "012"]
-    assert statuses == ["FINISHED", "KILLED", "FAILED"]
+    assert statuses == ["FINISHED", "FINISHED", "FAILED"]
     first, failed = runs_of["0"], runs_of["2"]
     assert (first.info.run_name, runs_of["1"].info.start_time) == (
-        "digits 'a'-0",
+        "trial-0 digits 'a'",
         int((T0 + 10) * 1000),
     )
     assert first.data.params["_x2B_layers_x5B_0_x5D_"] == "8"
@@ -210,6 +210,7 @@ def test_the_ledger_becomes_one_parent_and_its_children(tmp_path: Path, sweep_di
     assert math.isnan(history[1].value)
     assert client.get_metric_history(first.info.run_id, "acc_x40_1")[2].value == 0.3
     assert first.data.metrics["system/cpu"] == 50.0
+    assert (top.data.metrics["best_loss"], runs_of["3"].data.metrics["best_loss"]) == (0.1, 0.1)
     assert "hunter2" not in str(rows(tmp_path))
 
 
@@ -391,7 +392,7 @@ def test_a_server_that_comes_late_gets_everything(
             assert math.isnan(history[1].value)
             assert top.data.tags["heats.best_run_id"] == runs_of["3"].info.run_id
             assert artifact_of(client, top, "config.yaml") == "lr: 0.1\nhub:\n  token: ***\n"
-            assert {run.info.status for run in runs_of.values()} == {"FINISHED", "KILLED", "FAILED"}
+            assert {run.info.status for run in runs_of.values()} == {"FINISHED", "FAILED"}
         finally:
             os.killpg(server.pid, signal.SIGKILL)
             server.wait()

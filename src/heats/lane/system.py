@@ -18,11 +18,8 @@ class SystemMonitor:
     shows them on its system metrics page.
     """
 
-    def __init__(self) -> None:
-        psutil.cpu_percent()  # The first call only sets the point to measure from.
-
     def sample(self) -> dict[str, float]:
-        """Use since the last sample (CPU) and right now (memory, GPUs)."""
+        """Use since this process's last sample (CPU; 0 at its first) and right now (the rest)."""
         memory = psutil.virtual_memory()
         values = {
             "system/cpu_utilization_percentage": psutil.cpu_percent(),

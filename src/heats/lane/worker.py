@@ -93,7 +93,7 @@ def _serve(
 
 
 class _sampled:  # noqa: N801 - a context manager, used like a function
-    """Sample the machine's use while a turn runs, on rank 0: at each interval and at the end."""
+    """Sample the machine's use on rank 0: when a turn starts, at each interval, and at its end."""
 
     def __init__(self, turn: Turn, rank: int, own: WorkerSettings, mailbox: RankMailbox) -> None:
         self._turn, self._mailbox = turn, mailbox
@@ -101,13 +101,14 @@ class _sampled:  # noqa: N801 - a context manager, used like a function
         self._is_over = threading.Event()
 
     def __enter__(self) -> None:
-        """Start sampling."""
+        """Take the first sample and go on sampling."""
         if self._interval_s is not None:
             self._monitor = SystemMonitor()
+            self._send()  # So that even a trial that is stopped at its first report has one.
             threading.Thread(target=self._run, args=(self._interval_s,), daemon=True).start()
 
     def __exit__(self, *_: object) -> None:
-        """Take a last sample, so that even a short trial has one."""
+        """Take a last sample."""
         self._is_over.set()
         if self._interval_s is not None:
             self._send()

@@ -190,7 +190,7 @@ class Runs:
             run = self.client().create_run(
                 self._experiment_id(),
                 start_time=_ms(asked_s),
-                run_name=f"{study}-{number}",
+                run_name=f"trial-{number} {study}",  # The UI cuts long names at their end.
                 tags={
                     TAG_STUDY: study,
                     TAG_ROLE: "trial",

@@ -1,8 +1,9 @@
 """What each event means in MLflow: pure translation, no MLflow in it.
 
-A trial's run is FINISHED when COMPLETE, KILLED when PRUNED, FAILED when FAIL. Its tag
-`heats.state` says `running`, `finished`, `pruned`, `failed`, or `interrupted` for a trial that the
-driver left unfinished.
+A trial's run is FINISHED when COMPLETE or PRUNED (it ended as planned; a red cross would say that
+something is wrong), FAILED when FAIL, KILLED when the driver left it unfinished. Its tag
+`heats.state` says `running`, `finished`, `pruned`, `failed` or `interrupted`. MLflow shows the last
+value of a metric, so trial and sweep also have their best value, as the metric `best_<objective>`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ MAX_TEXT_BYTES = 1_000_000
 
 _ENDS = {
     TrialState.COMPLETE: ("FINISHED", "finished"),
-    TrialState.PRUNED: ("KILLED", "pruned"),
+    TrialState.PRUNED: ("FINISHED", "pruned"),
     TrialState.FAIL: ("FAILED", "failed"),
 }
 
@@ -195,20 +196,17 @@ class Translator:
             self._attach(run, log.name, log)
         self._attach(run, "config.yaml", self._dir / str(event.trial) / ".hydra" / "config.yaml")
         objective: Objective | None = self._start.objective if self._start else None
-        if (
-            event.state is TrialState.COMPLETE
-            and objective is not None
-            and objective.is_better(event.value, self._best)
-            and event.value is not None
-        ):
+        if objective is None or event.value is None:
+            return
+        name, at = mlflow_key(f"best_{objective.name}"), int(event.time_s * 1000)
+        run.metrics.append(MetricRow(name, event.value, at, 0))
+        if event.state is TrialState.COMPLETE and objective.is_better(event.value, self._best):
             self._best, self._best_trial = event.value, event.trial
             parent = self._run(writes, None)
             parent.best_trial = event.trial
             parent.tags["heats.best_trial"] = str(event.trial)
             parent.tags["heats.best_value"] = repr(event.value)
-            parent.metrics.append(
-                MetricRow("heats.best_value", event.value, int(event.time_s * 1000), event.trial)
-            )
+            parent.metrics.append(MetricRow(name, event.value, at, event.trial))
 
     def _end_sweep(self, event: SweepEnded, writes: Writes) -> None:
         at = int(event.time_s * 1000)
