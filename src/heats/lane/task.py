@@ -72,6 +72,9 @@ class TaskRef:
         Raises:
             ConfigError: The program ended without starting Hydra.
         """
+        from hydra.core.plugins import Plugins
+
+        Plugins.instance()  # Loads them: resolvers that a plugin registers must be here as well.
         os.chdir(self.cwd)
         sys.argv = list(self.argv)
         known = set(sys.path)
