@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from heats.config import Direction
 from heats.record import SweepRecord
@@ -27,6 +28,9 @@ from heats.trial import (
     Verdict,
 )
 
+if TYPE_CHECKING:
+    from heats.record import TrialRecord
+
 SWEEP_START_S = 1_760_000_000.0
 _DIMENSIONS: dict[str, Any] = {
     "lr": {
@@ -43,6 +47,27 @@ _DIMENSIONS: dict[str, Any] = {
         "attributes": {"choices": ["sgd", "adam"]},
     },
 }
+
+
+class FakeRuns:
+    """Makes runs in memory, with artifact directories below `root`; None while it `is_down`."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.is_down = False
+        self.created: list[int] = []
+
+    def create_trial(self, trial: TrialRecord) -> RunCreated | None:
+        if self.is_down:
+            return None
+        self.created.append(trial.number)
+        folder = self._root / f"run-{trial.number}"
+        return RunCreated(
+            time_s=time.time(),
+            trial=trial.number,
+            run_id=f"{trial.number:032x}",
+            artifact_dir=str(folder),
+        )
 
 
 def fake_start(study_name: str = "digits", **changes: Any) -> SweepStarted:

@@ -5,8 +5,6 @@ Only typer is imported at the top, so that `heats --help` answers at once.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import json
 import logging
 import os
@@ -17,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from heats.cli_promote import register as register_promotion
 from heats.errors import ConfigError, HeatsError, LedgerError
 
 if TYPE_CHECKING:
@@ -193,7 +192,7 @@ def report(
     except OSError as exc:
         msg = f"The report cannot be written to {path}: {exc.strerror}. Give another --output."
         raise HeatsError(msg) from exc
-    is_logged = logs and log_report(record, path, record.start.tracking_uri)
+    is_logged = logs and log_report(record, path, root=sweep_dir.parent.parent)
     if as_json:
         _print_json({"path": str(path), "logged": is_logged})
     else:
@@ -231,8 +230,10 @@ def ui(
     sys.stdout.flush()
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--workers", "1", "--artifacts-destination", str(tracking_root / "artifacts")]
-    # Not as an argument, because a database URI may hold a password.
-    os.execve(sys.executable, command, {**os.environ, "MLFLOW_BACKEND_STORE_URI": uri})
+    # Not as an argument, because a database URI may hold a password. Jobs are eight more processes
+    # for features that sweeps do not use.
+    settings = {"MLFLOW_BACKEND_STORE_URI": uri, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    os.execve(sys.executable, command, {**os.environ, **settings})
 
 
 def _store_uri(root: Path) -> str:
@@ -318,7 +319,7 @@ def sync(
         msg = f"{record.start.study_name} is running, and sends everything by itself."
         raise HeatsError(msg)
     shipper = Shipper(sweep_dir, Runs(record.start, root=sweep_dir.parent.parent))
-    is_complete = shipper.flush(timeout_s)
+    is_complete = shipper.close(timeout_s)
     error = None if is_complete else shipper.last_error
     uri = redact_url(record.start.tracking_uri)
     if as_json:
@@ -331,5 +332,4 @@ def sync(
         raise typer.Exit(EXIT_INCOMPLETE)
 
 
-if importlib.util.find_spec("heats.cli_promote") is not None:
-    importlib.import_module("heats.cli_promote").register(app)
+register_promotion(app)

@@ -18,7 +18,7 @@ from heats.analysis.tables import (
     wall_s,
     why_ended,
 )
-from heats.tracking.provenance import redact_text, redact_url
+from heats.tracking.provenance import redact_text
 from heats.wording import STATE_WORDS, duration, number, param, short_names
 
 if TYPE_CHECKING:
@@ -93,20 +93,25 @@ def render_report(record: SweepRecord, *, state: str, origin: Provenance | None 
     )
 
 
-def log_report(record: SweepRecord, html_path: Path, tracking_uri: str) -> bool:
-    """Store the report at the sweep's parent run; False, with a warning, where that fails."""
-    if record.run_id is None:
-        logger.warning("The report was not logged: the sweep has no MLflow run yet.")
-        return False
-    from mlflow import MlflowClient
+def log_report(record: SweepRecord, html_path: Path, *, root: Path) -> bool:
+    """Store the report at the sweep's parent run; False, with a warning, where that fails.
 
+    Args:
+        record: The sweep.
+        html_path: The file that `write_report` wrote.
+        root: The tracking root of the sweep.
+    """
+    from heats.tracking.runs import Runs
+
+    runs = Runs(record.start, root=root)
     try:
-        MlflowClient(tracking_uri).log_artifact(record.run_id, str(html_path))
+        runs.check()
+        run_id = record.run_id or runs.ensure_parent().run_id
+        runs.client().log_artifact(run_id, str(html_path))
     except Exception as exc:  # noqa: BLE001 - any tracker trouble; the file itself is written
         logger.warning(
-            "The report was not logged to run %s at %s: %s. It is at %s.",
-            record.run_id,
-            redact_url(tracking_uri),
+            "The report was not logged to MLflow at %s: %s It is at %s.",
+            runs.shown_uri,
             exc,
             html_path,
         )

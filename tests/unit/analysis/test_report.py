@@ -99,10 +99,9 @@ def test_command_line_of_a_module_and_of_a_notebook() -> None:
 def test_report_that_cannot_be_logged_is_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    events = fake_events(1)
-    no_run = replay([events[0]])
+    record = replay([fake_start(tracking_uri="http://me:secret@127.0.0.1:9")])
     with caplog.at_level(logging.WARNING):
-        assert not log_report(no_run, tmp_path / "r.html", "sqlite://")
-        assert not log_report(replay(events), tmp_path / "r.html", "nonsense://x")
-    assert "no MLflow run yet" in caplog.text
-    assert "was not logged to run ffff" in caplog.text
+        assert not log_report(record, tmp_path / "r.html", root=tmp_path)
+    assert "http://me:***@127.0.0.1:9" in caplog.text
+    assert f"It is at {tmp_path / 'r.html'}" in caplog.text
+    assert "secret" not in caplog.text
