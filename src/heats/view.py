@@ -185,6 +185,8 @@ class LiveView:
         ]
         ages = [now - trial.started_s for trial in tally.running.values() if trial.started_s]
         waiting = max(0, self.num_trials - tally.num_ended - len(ages))
+        if not waiting and not ages:
+            return None
         return expected_time_left(durations, ages, waiting, self.num_lanes or max(1, len(ages)))
 
     def _progress_text(self, tally: Tally) -> str:
@@ -250,9 +252,9 @@ class LiveView:
         trials = list(tally.running.values())
         shown = trials if len(trials) <= height else trials[: height - 1]
         names = short_names(key for trial in shown for key in trial.params)
-        fixed = 12 + len(objective.resource) + max(8, min(12, len(objective.name))) + 10
+        fixed = 20 + len(objective.resource) + max(8, min(12, len(objective.name)))
         room = self._console.width - fixed - (6 if self.rungs else 0)
-        columns = list(itertools.islice(names, max(1, room // (_PARAM_WIDTH + 2))))
+        columns = list(itertools.islice(names, max(1, (room + 2) // (_PARAM_WIDTH + 2))))
         for key in columns:
             table.add_column(Text(names[key]), no_wrap=True, max_width=_PARAM_WIDTH)
         for trial in shown:
