@@ -11,7 +11,7 @@ import math
 import os
 import pickle
 import time
-from collections import deque
+from collections import Counter, deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,8 +47,7 @@ if TYPE_CHECKING:
     from heats.record import SweepRecord, TrialRecord
     from heats.study import Study
     from heats.tracking.ledger import Ledger
-    from heats.tracking.runs import Runs
-    from heats.trial import Event
+    from heats.trial import Event, RunCreated
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +64,8 @@ class Race:
         ledger: Takes every event before anything else learns of it.
         study: Proposes points; already restored from the record.
         composer: Makes a trial's config of its overrides.
-        runs: Creates MLflow runs.
+        create_run: Makes a trial's MLflow run; None where that has to wait.
+        sweep_job_dir: Holds the trials' folders and `optimization_results.yaml`; it exists.
         on_event: Is told of each event after it was written.
     """
 
@@ -78,19 +78,22 @@ class Race:
         ledger: Ledger,
         study: Study,
         composer: Composer,
-        runs: Runs,
+        create_run: Callable[[TrialRecord], RunCreated | None],
         sweep_job_dir: Path,
         on_event: Callable[[Event], None],
     ) -> None:
         self._conf, self._num_trials = conf, num_trials
         self.sweep = record
-        self._ledger, self._study, self._composer, self._runs = ledger, study, composer, runs
+        self._ledger, self._study, self._composer = ledger, study, composer
+        self._create_run = create_run
         self._job_dir, self._on_event = sweep_job_dir, on_event
         self._objective = record.objective
         self._asha = _scheduler(conf, record)
         self._started_s = time.monotonic()
         self._running: set[int] = set()
-        self._num_samples: dict[int, int] = {}
+        self._num_samples: Counter[int] = Counter()
+        self._num_losses: Counter[int] = Counter()
+        self._logs: dict[int, Path] = {}
         self._next_index: dict[int, int] = {}
         self._waiting = deque(
             number
@@ -109,6 +112,9 @@ class Race:
         while not self._is_over():
             if self._waiting:
                 number = self._waiting.popleft()
+                if self._is_decided(number):  # The driver died before it said so.
+                    self._settle(number, Outcome(Ending.STOPPED))
+                    continue
             elif len(self.sweep.trials) < self._num_trials and not self._study.is_exhausted:
                 number = self._ask()
             else:
@@ -132,8 +138,7 @@ class Race:
             if report.is_system:
                 self._take_sample(number, report)
             elif self._take_report(number, report) is Verdict.STOP:
-                verdict = Verdict.STOP
-                break
+                verdict = Verdict.STOP  # The later ones happened all the same, so they are kept.
         self._drop_checkpoints()
         self._check_time()
         return Verdict.STOP if self._is_over() else verdict
@@ -141,12 +146,13 @@ class Race:
     def end(self, number: int, outcome: Outcome) -> None:
         """Write the end of an attempt down: the trial's final state, or that it comes again."""
         self._running.discard(number)
-        if outcome.ending is Ending.LOST and self._goes_on_after_loss(number, outcome):
+        if outcome.ending in (Ending.LOST, Ending.STOPPED) and self._is_decided(number):
+            outcome = Outcome(Ending.STOPPED)  # The verdict stands, whatever became of the lane.
+        elif outcome.ending is Ending.LOST and self._goes_on_after_loss(number, outcome):
             return
-        if outcome.ending is Ending.STOPPED and self._is_interrupted:
+        elif outcome.ending is Ending.STOPPED and self._is_interrupted:
             return  # It stays unfinished and continues from its newest checkpoint on resume.
-        state, value, error = self._judge_end(self.sweep.trials[number], outcome)
-        self._finish(number, state, value, error)
+        self._settle(number, outcome)
 
     # --- what the sweeper asks and tells --------------------------------------------------------
 
@@ -221,8 +227,9 @@ class Race:
             self._finish(number, TrialState.FAIL, None, str(exc))
             return None
         job_dir = self._job_dir / str(config.hydra.sweep.subdir)
+        self._logs[number] = job_dir / "rank-0.log"
         if trial.run_id is None:
-            created = self._runs.create_trial(trial)
+            created = self._create_run(trial)
             if created is not None:
                 self.write(created)
         artifact_dir = trial.artifact_dir or str(job_dir / "artifacts")
@@ -273,9 +280,10 @@ class Race:
         if value is None:
             self._name_metrics_once(report)
             return Verdict.CONTINUE
+        self._is_metric_checked = True
         self._study.report(number, spent, value)
         if self._is_target(value):
-            self._stop_reason = f"trial {number} reached the target {self._conf.stop.target:g}"
+            self._end_study(f"trial {number} reached the target {self._conf.stop.target:g}")
             return Verdict.STOP
         if self._asha is None:
             return Verdict.CONTINUE if math.isfinite(value) else Verdict.STOP
@@ -295,8 +303,8 @@ class Race:
         return verdict
 
     def _take_sample(self, number: int, report: Report) -> None:
-        step = self._num_samples.get(number, 0)
-        self._num_samples[number] = step + 1
+        step = self._num_samples[number]
+        self._num_samples[number] += 1
         self.write(
             SystemSampled(time_s=report.time_s, trial=number, step=step, metrics=report.metrics)
         )
@@ -313,19 +321,33 @@ class Race:
 
     # --- ends -----------------------------------------------------------------------------------
 
+    def _is_decided(self, number: int) -> bool:
+        """Whether the trial was told to stop for good, so that it never runs again."""
+        trial = self.sweep.trials[number]
+        return (
+            any(judged.verdict is Verdict.STOP for judged in trial.judged)
+            or _divergence(trial, self._objective.name) is not None
+        )
+
+    def _settle(self, number: int, outcome: Outcome) -> None:
+        state, value, error = self._judge_end(self.sweep.trials[number], outcome)
+        self._finish(number, state, value, error)
+        if state is TrialState.COMPLETE and value is not None and self._is_target(value):
+            self._end_study(f"trial {number} reached the target {self._conf.stop.target:g}")
+
     def _judge_end(
         self, trial: TrialRecord, outcome: Outcome
     ) -> tuple[TrialState, float | None, str | None]:
         """Final state, value and error of a trial whose attempt came to this outcome."""
         best = trial.best_report(self._objective)
         value = best.metrics[self._objective.name] if best else None
-        last = trial.last.metrics.get(self._objective.name) if trial.last else None
+        diverged = _divergence(trial, self._objective.name)
         if outcome.ending in (Ending.RAISED, Ending.LOST):
             return TrialState.FAIL, value, outcome.error
-        if last is not None and not math.isfinite(last):
-            assert trial.last is not None  # noqa: S101 - `last` comes from it
-            where = f"{self._objective.resource} {trial.last.resource}"
-            return TrialState.PRUNED, value, f"diverged: {self._objective.name}={last} at {where}"
+        if diverged is not None:
+            what = f"{self._objective.name}={diverged.metrics[self._objective.name]}"
+            where = f"{self._objective.resource} {diverged.resource}"
+            return TrialState.PRUNED, value, f"diverged: {what} at {where}"
         if outcome.ending is Ending.STOPPED and not self._is_complete(trial, value):
             return TrialState.PRUNED, value, None
         if outcome.returned is not None and self._objective.metric is None:
@@ -358,7 +380,8 @@ class Race:
         trial = self.sweep.trials[number]
         if self._is_interrupted:
             return True
-        if trial.attempts > self._conf.lane.max_retries:
+        self._num_losses[number] += 1
+        if self._num_losses[number] > self._conf.lane.max_retries or self._is_over():
             return False
         reason = outcome.error or "its lane was lost"
         self.write(
@@ -378,8 +401,8 @@ class Race:
     ) -> None:
         log = None
         if error is not None and state is TrialState.FAIL:
-            path = self._job_dir / str(number) / "rank-0.log"
-            log = str(path) if path.exists() else None
+            path = self._logs.get(number)
+            log = str(path) if path is not None and path.exists() else None
         self.write(
             TrialEnded(
                 time_s=time.time(), trial=number, state=state, value=value, error=error, log=log
@@ -401,6 +424,14 @@ class Race:
     def _is_over(self) -> bool:
         return self._stop_reason is not None
 
+    def _end_study(self, reason: str) -> None:
+        """End for good: trials that wait to go on will not, and nothing stays RUNNING."""
+        if self._stop_reason is not None:
+            return
+        self._stop_reason = reason
+        while self._waiting:
+            self._settle(self._waiting.popleft(), Outcome(Ending.STOPPED))
+
     def _is_target(self, value: float) -> bool:
         target = self._conf.stop.target
         return target is not None and (value == target or self._objective.is_better(value, target))
@@ -408,7 +439,7 @@ class Race:
     def _check_time(self) -> None:
         limit = self._conf.stop.time_limit_s
         if limit is not None and time.monotonic() - self._started_s > limit:
-            self._stop_reason = self._stop_reason or f"the time limit of {limit:g} s was reached"
+            self._end_study(f"the time limit of {limit:g} s was reached")
 
     def _check_failures(self) -> None:
         limit = self._conf.stop.max_failures
@@ -420,10 +451,18 @@ class Race:
             return
         if all(trial.state is TrialState.FAIL for trial in ended[-limit:]):
             last = (ended[-1].error or "").strip().splitlines()
-            self._stop_reason = (
+            self._end_study(
                 f"{limit} trials failed in a row (stop.max_failures). The last one: "
                 f"{last[-1] if last else 'no message'}"
             )
+
+
+def _divergence(trial: TrialRecord, metric: str) -> Reported | None:
+    """The first report whose objective is not finite."""
+    for report in trial.reports:
+        if not math.isfinite(report.metrics.get(metric, 0.0)):
+            return report
+    return None
 
 
 def _scheduler(conf: SweepConf, record: SweepRecord) -> Asha | None:

@@ -15,6 +15,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from heats.asha import rung_milestones
 from heats.checkpoints import orphans, remove
 from heats.cluster import (
     Node,
@@ -215,7 +216,7 @@ def _execute(plan: Plan) -> int:
         plan.job_dir.mkdir(parents=True, exist_ok=True)
         runs = Runs(record.start, root=Path(conf.tracking.root).absolute())
         shipper = Shipper(plan.sweep_dir, runs)
-        view = LiveView(lambda: record, num_trials=plan.num_trials)
+        view = LiveView(lambda: record, num_trials=plan.num_trials, rungs=_rungs(conf))
 
         def on_event(event: Event) -> None:
             shipper.notify()
@@ -230,7 +231,7 @@ def _execute(plan: Plan) -> int:
             ledger=ledger,
             study=study,
             composer=plan.composer,
-            runs=runs,
+            create_run=runs.create_trial,
             sweep_job_dir=plan.job_dir,
             on_event=on_event,
         )
@@ -410,6 +411,17 @@ def _refuse_settings_as_dimensions(space: SearchSpace, config: DictConfig) -> No
         if is_ours:
             msg = f"{key} is a setting of the whole sweep and cannot be searched over."
             raise ConfigError(msg)
+
+
+def _rungs(conf: SweepConf) -> list[int]:
+    """Where ASHA decides, for people to see; of rungs without end none."""
+    if conf.scheduler is Scheduler.none or conf.asha.max_resource is None:
+        return []
+    return rung_milestones(
+        min_resource=conf.asha.min_resource,
+        max_resource=conf.asha.max_resource,
+        reduction_factor=conf.asha.reduction_factor,
+    )
 
 
 def _new_name(config: DictConfig) -> str:

@@ -1,0 +1,744 @@
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import pickle
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.types import RunMode
+from tests.fakes import FakeRuns, fake_start
+
+from heats.compose import Composer
+from heats.config import (
+    AshaConf,
+    CheckpointsConf,
+    Direction,
+    LaneConf,
+    ObjectiveConf,
+    Scheduler,
+    StopConf,
+    SweepConf,
+)
+from heats.race import RESULTS_FILE, Race
+from heats.record import SweepRecord
+from heats.space import parse_space
+from heats.study import Study
+from heats.tracking.ledger import Ledger, read_events, read_sweep
+from heats.trial import (
+    AttemptLost,
+    CheckpointDropped,
+    Ending,
+    Event,
+    Objective,
+    Outcome,
+    Report,
+    SystemSampled,
+    TrialEnded,
+    TrialSpec,
+    TrialState,
+    TurnStarted,
+    Verdict,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hydra.core.config_loader import ConfigLoader
+
+RUNNING, COMPLETE, PRUNED, FAIL = TrialState
+CONTINUE, STOP = Verdict
+STOPPED = Outcome(Ending.STOPPED)
+LOST = Outcome(Ending.LOST, error="rank 0 went away")
+RAISED = Outcome(Ending.RAISED, error="Traceback ...\nValueError: no data")
+
+
+def returned(value: float | None = None) -> Outcome:
+    return Outcome(Ending.RETURNED, returned=value)
+
+
+@pytest.fixture(scope="module")
+def loader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConfigLoader]:
+    folder = tmp_path_factory.mktemp("conf")
+    (folder / "config.yaml").write_text("lr: 0.1\nmodel: {size: 1}\n", encoding="utf-8")
+    with initialize_config_dir(str(folder), version_base="1.3"):
+        yield GlobalHydra.instance().config_loader()
+
+
+class Sweep:
+    """A race in a folder, driven as a lane drives it; another one on the folder resumes it."""
+
+    def __init__(
+        self,
+        loader: ConfigLoader,
+        folder: Path,
+        *,
+        space: tuple[str, ...] = ("lr=tag(log,interval(1e-5,0.1))",),
+        num_trials: int = 3,
+        **settings: Any,
+    ) -> None:
+        settings.setdefault("objective", ObjectiveConf(metric="loss"))
+        settings.setdefault("asha", AshaConf(max_resource=9, reduction_factor=3))
+        conf = SweepConf(**settings)
+        objective = Objective(
+            conf.objective.metric, conf.objective.direction, conf.objective.resource
+        )
+        points = parse_space(None, list(space))
+        master = loader.load_configuration("config", [], RunMode.MULTIRUN)
+        self.ledger, self.record = self._open(folder / "sweep", objective, points.to_json())
+        self.study = Study(objective, points, conf.sampler, conf.seed)
+        self.study.restore(self.record)
+        self.folder = folder
+        self.job_dir = folder / "jobs"
+        self.job_dir.mkdir(exist_ok=True)
+        self.runs = FakeRuns(folder / "artifacts")
+        self.events: list[Event] = []
+        self.race = Race(
+            conf=conf,
+            num_trials=num_trials,
+            record=self.record,
+            ledger=self.ledger,
+            study=self.study,
+            composer=Composer(loader, master, points.fixed),
+            create_run=self.runs.create_trial,
+            sweep_job_dir=self.job_dir,
+            on_event=self.events.append,
+        )
+
+    def _open(
+        self, sweep_dir: Path, objective: Objective, space: dict[str, Any]
+    ) -> tuple[Ledger, SweepRecord]:
+        if sweep_dir.exists():
+            return Ledger.open(sweep_dir)
+        start = fake_start("s", objective=objective, space=space)
+        return Ledger.create(sweep_dir, start), SweepRecord(start)
+
+    def next(self) -> TrialSpec:
+        spec = self.race.next_trial()
+        assert spec is not None
+        return spec
+
+    def report(self, spec: TrialSpec, epoch: int, loss: float, *, saves: bool = False) -> Verdict:
+        return self.race.record(spec.number, [self.made(spec, epoch, loss, saves=saves)])
+
+    def made(self, spec: TrialSpec, epoch: int, loss: float, *, saves: bool = False) -> Report:
+        checkpoint = None
+        if saves:
+            name = f"attempt-{spec.attempt}-epoch-{epoch}"
+            folder = Path(spec.artifact_dir, "checkpoints", name)
+            folder.mkdir(parents=True)
+            checkpoint = str(folder)
+        return Report(time.time(), {"epoch": epoch, "loss": loss}, checkpoint)
+
+    def train(
+        self, spec: TrialSpec, losses: list[float], *, first: int = 1, saves: bool = False
+    ) -> TrialState:
+        """Train until the losses are over or the verdict is to stop; the trial's state then."""
+        for epoch, loss in enumerate(losses, first):
+            if self.report(spec, epoch, loss, saves=saves) is STOP:
+                self.race.end(spec.number, STOPPED)
+                break
+        else:
+            self.race.end(spec.number, returned())
+        return self.state(spec)
+
+    def state(self, spec: TrialSpec) -> TrialState:
+        return self.record.trials[spec.number].state
+
+    def error(self, spec: TrialSpec) -> str:
+        error = self.record.trials[spec.number].error
+        assert error is not None
+        return error
+
+    def losses(self, spec: TrialSpec) -> list[float]:
+        return [report.metrics["loss"] for report in self.record.trials[spec.number].reports]
+
+    def saved(self, spec: TrialSpec) -> list[str]:
+        """The trial's checkpoints on disk; the record must know just these."""
+        on_disk = sorted(path.name for path in Path(spec.artifact_dir, "checkpoints").iterdir())
+        known = self.record.trials[spec.number].checkpoints
+        assert sorted(Path(uri).name for uri in known) == on_disk
+        return on_disk
+
+    def results(self) -> dict[str, Any]:
+        text = (self.job_dir / RESULTS_FILE).read_text(encoding="utf-8")
+        results: dict[str, Any] = yaml.safe_load(text)
+        return results
+
+    def told(self, kind: type[Event]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+class Sweeps:
+    def __init__(self, loader: ConfigLoader, folder: Path) -> None:
+        self._loader, self._folder = loader, folder
+        self._last: Sweep | None = None
+
+    def __call__(self, **settings: Any) -> Sweep:
+        """The sweep; a second call resumes it, in a driver that knows the ledger only."""
+        self.close()
+        self._last = Sweep(self._loader, self._folder, **settings)
+        return self._last
+
+    def close(self) -> None:
+        if self._last is not None:
+            self._last.ledger.close()
+
+
+@pytest.fixture
+def sweep(loader: ConfigLoader, tmp_path: Path) -> Iterator[Sweeps]:
+    sweeps = Sweeps(loader, tmp_path)
+    yield sweeps
+    sweeps.close()
+
+
+# --- a trial's way ------------------------------------------------------------------------------
+
+
+def test_trial_gets_its_config_run_and_folders(sweep: Sweeps) -> None:
+    s = sweep()
+    spec = s.next()
+    assert (spec.number, spec.attempt, spec.checkpoint, spec.first_report_index) == (0, 0, None, 0)
+    config = pickle.loads(spec.config)
+    assert config.lr == s.record.trials[0].params["lr"]
+    assert config.hydra.job.num == 0
+    assert spec.run_id == f"{0:032x}"
+    assert spec.artifact_dir == str(s.folder / "artifacts" / "run-0")
+    assert spec.job_dir == str(s.job_dir / "0")
+
+
+def test_trial_that_reports_and_returns_is_complete_with_its_best_value(sweep: Sweeps) -> None:
+    s = sweep()
+    spec = s.next()
+    assert s.train(spec, [0.5, 0.2, 0.3]) is COMPLETE
+    assert s.record.trials[0].value == 0.2
+    assert s.study.trials[0].value == 0.2
+    assert s.study.trials[0].intermediate_values == {1: 0.5, 2: 0.2, 3: 0.3}
+
+
+def test_every_event_is_in_the_ledger_before_anyone_hears_of_it(sweep: Sweeps) -> None:
+    s = sweep()
+    spec = s.next()
+    s.report(spec, 1, 0.5)
+    s.race.end(spec.number, returned())
+    written = [event for event, _ in read_events(s.ledger.path)]
+    assert written[1:] == s.events
+    assert read_sweep(s.ledger.path.parent) == s.record
+
+
+def test_trial_without_an_mlflow_run_keeps_its_artifacts_in_its_job_folder(sweep: Sweeps) -> None:
+    s = sweep()
+    s.runs.is_down = True
+    spec = s.next()
+    assert spec.run_id is None
+    assert spec.artifact_dir == str(s.job_dir / "0" / "artifacts")
+    s.race.end(0, LOST)
+    s.runs.is_down = False
+    assert s.next().run_id == f"{0:032x}"
+
+
+def test_trial_below_the_rung_is_pruned_with_its_whole_curve(sweep: Sweeps) -> None:
+    s = sweep()
+    good, bad = s.next(), s.next()
+    assert s.train(good, [0.5, 0.4, 0.3]) is COMPLETE
+    assert s.report(bad, 1, 0.1) is CONTINUE
+    assert s.report(bad, 2, 0.6) is CONTINUE
+    assert s.report(bad, 3, 0.7) is STOP
+    s.race.end(bad.number, STOPPED)
+    assert s.state(bad) is PRUNED
+    assert s.record.trials[1].error is None
+    assert s.record.trials[1].value == 0.1
+    pruned = s.study.trials[1]
+    assert pruned.state.name == "PRUNED"
+    assert pruned.intermediate_values == {1: 0.1, 2: 0.6, 3: 0.7}
+
+
+def test_reports_made_after_a_late_stop_are_kept(sweep: Sweeps) -> None:
+    s = sweep()
+    s.train(s.next(), [0.1, 0.1, 0.1])
+    late = s.next()
+    batch = [s.made(late, epoch, loss) for epoch, loss in enumerate([0.9, 0.8, 0.05], 1)]
+    assert s.race.record(late.number, batch) is STOP
+    s.race.end(late.number, returned())
+    assert s.state(late) is COMPLETE
+    assert s.record.trials[late.number].value == 0.05
+
+
+def test_trial_stopped_at_its_full_resource_is_complete(sweep: Sweeps) -> None:
+    s = sweep(asha=AshaConf(max_resource=2))
+    spec = s.next()
+    s.report(spec, 1, 0.3)
+    s.report(spec, 2, 0.2)
+    s.race.end(spec.number, STOPPED)
+    assert s.state(spec) is COMPLETE
+
+
+@pytest.mark.parametrize("scheduler", list(Scheduler))
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_trial_that_diverges_stops_at_once_and_never_is_best(
+    sweep: Sweeps, scheduler: Scheduler, bad: float
+) -> None:
+    s = sweep(scheduler=scheduler, asha=AshaConf(min_resource=4))
+    spec = s.next()
+    assert s.report(spec, 1, 0.01) is CONTINUE
+    assert s.report(spec, 2, bad) is STOP
+    s.race.end(spec.number, STOPPED)
+    assert s.state(spec) is PRUNED
+    assert s.error(spec) == f"diverged: loss={bad} at epoch 2"
+    assert s.record.best() is None
+    s.train(s.next(), [0.9])
+    assert s.results()["best_trial"] == 1
+    assert all(
+        math.isfinite(value)
+        for trial in s.study.trials
+        for value in [*(trial.values or []), *trial.intermediate_values.values()]
+    )
+
+
+def test_trial_that_diverges_and_returns_all_the_same_is_pruned(sweep: Sweeps) -> None:
+    s = sweep()
+    spec = s.next()
+    s.race.record(spec.number, [s.made(spec, 1, math.nan), s.made(spec, 2, 0.1)])
+    s.race.end(spec.number, returned())
+    assert s.state(spec) is PRUNED
+    assert s.error(spec) == "diverged: loss=nan at epoch 1"
+
+
+def test_trial_that_raises_fails_with_its_traceback_and_log(sweep: Sweeps) -> None:
+    s = sweep()
+    spec = s.next()
+    s.report(spec, 1, 0.5)
+    log = Path(spec.job_dir, "rank-0.log")
+    log.parent.mkdir(parents=True)
+    log.write_text("...", encoding="utf-8")
+    s.race.end(spec.number, RAISED)
+    assert s.state(spec) is FAIL
+    assert s.error(spec) == RAISED.error
+    assert s.record.trials[0].log == str(log)
+    assert s.study.trials[0].state.name == "FAIL"
+
+
+def test_config_that_does_not_compose_fails_its_trial_and_the_next_one_comes(
+    sweep: Sweeps, caplog: pytest.LogCaptureFixture
+) -> None:
+    s = sweep(space=("model.size=1,{a:1}", "model.size.a=1"), num_trials=2)
+    spec = s.race.next_trial()
+    assert [trial.state for trial in s.record.trials.values()] == [FAIL, RUNNING]
+    assert spec is not None
+    assert spec.number == 1
+    assert "model.size" in (s.record.trials[0].error or "")
+
+
+def test_samples_of_the_system_are_no_reports(sweep: Sweeps) -> None:
+    s = sweep()
+    spec = s.next()
+    sample = Report(time.time(), {"system/cpu_utilization_percentage": 50.0}, is_system=True)
+    s.race.record(spec.number, [sample, sample])
+    s.race.end(spec.number, LOST)
+    s.next()
+    s.race.record(spec.number, [sample])
+    assert [event.step for event in s.told(SystemSampled)] == [0, 1, 2]
+    assert s.record.trials[0].reports == []
+
+
+# --- the objective ------------------------------------------------------------------------------
+
+
+def test_metric_that_is_never_reported_fails_naming_what_is(
+    sweep: Sweeps, caplog: pytest.LogCaptureFixture
+) -> None:
+    s = sweep()
+    spec = s.next()
+    for epoch in (1, 2):
+        s.race.record(0, [Report(time.time(), {"epoch": epoch, "val_loss": 0.5, "acc": 0.1})])
+    s.race.end(spec.number, returned(0.25))
+    assert s.state(spec) is FAIL
+    for known in ("'loss'", "acc, epoch, val_loss", "objective.metric"):
+        assert known in s.error(spec)
+    assert caplog.text.count("no metric 'loss'") == 1
+
+
+def test_report_without_the_metric_after_one_with_it_warns_of_nothing(
+    sweep: Sweeps, caplog: pytest.LogCaptureFixture
+) -> None:
+    s = sweep()
+    spec = s.next()
+    s.report(spec, 1, 0.5)
+    s.race.record(0, [Report(time.time(), {"epoch": 2, "train_loss": 0.5})])
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_returned_value_is_the_objective_where_no_metric_is_named(sweep: Sweeps) -> None:
+    s = sweep(objective=ObjectiveConf())
+    spec = s.next()
+    s.race.record(0, [Report(time.time(), {"epoch": 1, "loss": 0.5})])
+    s.race.end(spec.number, returned(0.25))
+    assert s.state(spec) is COMPLETE
+    assert s.record.trials[0].value == 0.25
+    assert s.results()["metric"] == "objective"
+
+
+@pytest.mark.parametrize("value", [None, math.nan])
+def test_no_returned_number_fails_where_it_is_the_objective(
+    sweep: Sweeps, value: float | None
+) -> None:
+    s = sweep(objective=ObjectiveConf())
+    spec = s.next()
+    s.race.end(spec.number, returned(value))
+    assert s.state(spec) is FAIL
+    assert s.error(spec).startswith("The task function returned")
+
+
+def test_reports_are_counted_where_they_do_not_name_the_resource(sweep: Sweeps) -> None:
+    s = sweep()
+    spec = s.next()
+    for loss in (0.5, 0.4):
+        s.race.record(0, [Report(time.time(), {"loss": loss})])
+    assert [report.resource for report in s.record.trials[spec.number].reports] == [1, 2]
+
+
+# --- a lane that goes away ----------------------------------------------------------------------
+
+
+def test_lost_trial_comes_again_from_its_last_checkpoint(sweep: Sweeps) -> None:
+    s = sweep()
+    spec = s.next()
+    for epoch, saves in [(1, True), (2, True), (3, False)]:
+        s.report(spec, epoch, 1 / epoch, saves=saves)
+    s.race.end(spec.number, LOST)
+    lost = s.told(AttemptLost)
+    assert [(event.trial, event.attempt, event.reason) for event in lost] == [(0, 0, LOST.error)]
+    assert s.state(spec) is RUNNING
+    again = s.next()
+    assert (again.number, again.attempt) == (0, 1)
+    assert again.checkpoint == str(Path(spec.artifact_dir, "checkpoints", "attempt-0-epoch-2"))
+    assert again.first_report_index == 2
+    assert again.run_id == spec.run_id
+    assert s.runs.created == [0]
+    assert s.told(TurnStarted)[-1].checkpoint == again.checkpoint
+
+
+def test_report_repeated_after_a_restart_counts_once(sweep: Sweeps) -> None:
+    s = sweep()
+    spec = s.next()
+    s.report(spec, 1, 0.5, saves=True)
+    s.report(spec, 2, 0.4)
+    s.report(spec, 3, 0.3)
+    s.race.end(spec.number, LOST)
+    again = s.next()
+    assert s.train(again, [0.4, 0.3, 0.2], first=2) is COMPLETE
+    assert s.losses(spec) == [0.5, 0.4, 0.3, 0.2]
+    assert [report.index for report in s.record.trials[0].reports] == [1, 2, 3, 4]
+    assert [judged.rung for judged in s.record.trials[0].judged] == [1, 3]
+
+
+def test_trial_without_a_checkpoint_starts_from_its_beginning(sweep: Sweeps) -> None:
+    s = sweep()
+    spec = s.next()
+    s.report(spec, 1, 0.5)
+    s.race.end(spec.number, LOST)
+    again = s.next()
+    assert (again.checkpoint, again.first_report_index) == (None, 0)
+    s.train(again, [0.5, 0.4])
+    assert s.losses(spec) == [0.5, 0.4]
+
+
+def test_trial_that_loses_every_lane_fails_after_max_retries(sweep: Sweeps) -> None:
+    s = sweep(lane=LaneConf(max_retries=2))
+    for attempt in range(3):
+        spec = s.next()
+        assert (spec.number, spec.attempt) == (0, attempt)
+        s.race.end(spec.number, LOST)
+    assert s.state(spec) is FAIL
+    assert s.error(spec) == LOST.error
+    assert s.next().number == 1
+
+
+def test_resuming_does_not_use_up_retries(sweep: Sweeps) -> None:
+    settings: dict[str, Any] = {"lane": LaneConf(max_retries=1)}
+    for _ in range(3):
+        s = sweep(**settings)
+        spec = s.next()
+    s.race.end(spec.number, LOST)
+    assert s.state(spec) is RUNNING
+    assert s.next().number == 0
+
+
+def test_trial_whose_lane_is_lost_after_its_stop_stays_stopped(sweep: Sweeps) -> None:
+    s = sweep()
+    s.train(s.next(), [0.1])
+    bad = s.next()
+    assert s.report(bad, 1, 0.9) is STOP
+    s.race.end(bad.number, LOST)
+    assert s.state(bad) is PRUNED
+
+
+# --- interrupt and resume -----------------------------------------------------------------------
+
+
+def test_interrupted_trials_stay_unfinished_and_go_on_in_a_new_driver(sweep: Sweeps) -> None:
+    s = sweep(num_trials=4)
+    done, first, second = s.next(), s.next(), s.next()
+    s.train(done, [0.5])
+    s.report(first, 1, 0.4, saves=True)
+    s.race.interrupt("Ctrl-C")
+    assert s.report(first, 2, 0.3) is STOP
+    s.race.end(first.number, STOPPED)
+    s.race.end(second.number, LOST)
+    assert s.race.next_trial() is None
+    assert s.race.is_done()
+    assert (s.race.is_interrupted, s.race.is_finished, s.race.reason) == (True, False, "Ctrl-C")
+    assert [trial.state for trial in s.record.trials.values()] == [COMPLETE, RUNNING, RUNNING]
+
+    s = sweep(num_trials=4)
+    again = [s.next() for _ in range(3)]
+    assert [(spec.number, spec.attempt) for spec in again] == [(1, 1), (2, 1), (3, 0)]
+    assert [spec.first_report_index for spec in again] == [1, 0, 0]
+    s.train(again[0], [0.3, 0.2], first=2)
+    assert s.losses(first) == [0.4, 0.3, 0.2]
+    assert s.race.next_trial() is None
+    s.race.end(2, RAISED)
+    s.race.end(3, RAISED)
+    assert s.race.is_done()
+    assert s.race.is_finished
+
+
+def test_trial_that_returns_although_interrupted_is_complete(sweep: Sweeps) -> None:
+    s = sweep()
+    spec = s.next()
+    s.report(spec, 1, 0.4)
+    s.race.interrupt("SIGTERM")
+    s.race.end(spec.number, returned())
+    assert s.state(spec) is COMPLETE
+
+
+def test_trial_stopped_at_its_rung_ends_although_interrupted(sweep: Sweeps) -> None:
+    s = sweep()
+    s.train(s.next(), [0.1])
+    bad = s.next()
+    s.race.interrupt("Ctrl-C")
+    assert s.report(bad, 1, 0.9) is STOP
+    s.race.end(bad.number, STOPPED)
+    assert s.state(bad) is PRUNED
+
+
+def test_trial_whose_stop_is_the_last_word_of_a_ledger_does_not_run_again(sweep: Sweeps) -> None:
+    s = sweep()
+    s.train(s.next(), [0.1])
+    bad = s.next()
+    assert s.report(bad, 1, 0.9) is STOP  # And here the driver is killed.
+    s = sweep()
+    assert s.next().number == 2
+    assert s.state(bad) is PRUNED
+
+
+def test_rungs_are_rebuilt_on_resume(sweep: Sweeps) -> None:
+    s = sweep()
+    s.train(s.next(), [0.1])
+    s = sweep()
+    assert s.report(s.next(), 1, 0.2) is STOP
+
+
+def test_resumed_sweep_proposes_what_the_uninterrupted_one_does(
+    loader: ConfigLoader, tmp_path: Path
+) -> None:
+    def play(folder: Path, *, every: int) -> list[Any]:
+        settings: dict[str, Any] = {
+            "num_trials": 8,
+            "sampler": {"_target_": "optuna.samplers.TPESampler", "n_startup_trials": 3},
+        }
+        s = Sweep(loader, folder, **settings)
+        for number in range(8):
+            spec = s.next()
+            assert spec.number == number
+            lr = s.record.trials[number].params["lr"]
+            assert isinstance(lr, float)
+            s.train(spec, [abs(math.log10(lr) + 3) / epoch for epoch in (1, 2, 3)])
+            if number % every == every - 1:
+                s.ledger.close()
+                s = Sweep(loader, folder, **settings)
+        s.ledger.close()
+        return [
+            (t.params, t.state, t.value, [j.verdict for j in t.judged])
+            for t in s.record.trials.values()
+        ]
+
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+    assert play(folders[0], every=100) == play(folders[1], every=3)
+
+
+# --- the end of the study -----------------------------------------------------------------------
+
+
+def test_study_is_done_only_when_no_running_trial_can_come_back(sweep: Sweeps) -> None:
+    s = sweep(num_trials=1)
+    assert not s.race.is_done()
+    spec = s.next()
+    assert s.race.next_trial() is None
+    assert not s.race.is_done()
+    s.race.end(spec.number, LOST)
+    assert not s.race.is_done()
+    s.train(s.next(), [0.5])
+    assert s.race.is_done()
+    assert s.race.is_finished
+    assert s.race.reason is None
+
+
+def test_grid_that_is_exhausted_ends_the_study(sweep: Sweeps) -> None:
+    s = sweep(space=("lr=0.1,0.2",), num_trials=5)
+    s.train(s.next(), [0.5])
+    s.train(s.next(), [0.4])
+    assert s.race.next_trial() is None
+    assert s.race.is_done()
+
+
+def test_target_ends_the_study_and_its_trial_is_complete(sweep: Sweeps) -> None:
+    s = sweep(stop=StopConf(target=0.1))
+    other, good = s.next(), s.next()
+    s.report(other, 1, 0.5)
+    assert s.report(good, 1, 0.1) is STOP
+    s.race.end(good.number, STOPPED)
+    assert s.report(other, 2, 0.4) is STOP
+    s.race.end(other.number, STOPPED)
+    assert (s.state(good), s.state(other)) == (COMPLETE, PRUNED)
+    assert s.race.is_done()
+    assert s.race.is_finished
+    assert s.race.reason == "trial 1 reached the target 0.1"
+
+
+def test_target_holds_for_the_returned_value_too(sweep: Sweeps) -> None:
+    objective = ObjectiveConf(direction=Direction.maximize)
+    s = sweep(objective=objective, stop=StopConf(target=0.9))
+    s.race.end(s.next().number, returned(0.5))
+    assert not s.race.is_done()
+    s.race.end(s.next().number, returned(0.95))
+    assert s.race.is_done()
+    assert s.race.reason == "trial 1 reached the target 0.9"
+
+
+def test_no_trial_stays_running_when_the_study_ends_while_one_waits_for_a_lane(
+    sweep: Sweeps,
+) -> None:
+    s = sweep(stop=StopConf(target=0.1))
+    waiting, gone, good = s.next(), s.next(), s.next()
+    s.race.end(waiting.number, LOST)
+    s.report(good, 1, 0.05)
+    s.race.end(good.number, STOPPED)
+    s.race.end(gone.number, LOST)
+    assert [trial.state for trial in s.record.trials.values()] == [PRUNED, FAIL, COMPLETE]
+    assert s.race.is_finished
+
+
+def test_time_limit_stops_running_trials_and_starts_no_more(sweep: Sweeps) -> None:
+    s = sweep(stop=StopConf(time_limit_s=0.05))
+    spec = s.next()
+    time.sleep(0.06)
+    assert s.report(spec, 1, 0.5) is STOP
+    s.race.end(spec.number, STOPPED)
+    assert s.state(spec) is PRUNED
+    assert s.race.next_trial() is None
+    assert s.race.is_done()
+    assert s.race.reason == "the time limit of 0.05 s was reached"
+
+
+def test_failures_in_a_row_end_the_study(sweep: Sweeps) -> None:
+    s = sweep(stop=StopConf(max_failures=2), num_trials=9)
+    for outcome in (RAISED, returned(), RAISED):
+        spec = s.next()
+        s.report(spec, 1, 0.5)
+        s.race.end(spec.number, outcome)
+    assert not s.race.is_done()
+    s.race.end(s.next().number, RAISED)
+    assert s.race.is_done()
+    assert s.race.reason is not None
+    assert s.race.reason.startswith("2 trials failed in a row (stop.max_failures)")
+    assert s.race.reason.endswith("ValueError: no data")
+
+
+# --- what it leaves -----------------------------------------------------------------------------
+
+
+def test_results_are_written_after_each_trial(sweep: Sweeps) -> None:
+    s = sweep()
+    s.train(s.next(), [0.5])
+    first = s.results()
+    assert first == {
+        "name": "heats",
+        "best_params": s.record.trials[0].params,
+        "best_value": 0.5,
+        "best_trial": 0,
+        "best_run_id": f"{0:032x}",
+        "study_name": "s",
+        "metric": "loss",
+        "direction": "minimize",
+        "num_trials": {"running": 0, "complete": 1, "pruned": 0, "fail": 0},
+    }
+    s.train(s.next(), [0.2])
+    assert s.results()["best_trial"] == 1
+    assert [path.name for path in s.job_dir.iterdir()] == [RESULTS_FILE]
+
+
+def test_results_of_a_sweep_without_a_complete_trial_name_none(sweep: Sweeps) -> None:
+    s = sweep()
+    s.race.end(s.next().number, RAISED)
+    results = s.results()
+    assert (results["best_params"], results["best_value"], results["best_trial"]) == (
+        {},
+        None,
+        None,
+    )
+
+
+def test_running_trial_keeps_its_best_and_its_newest_checkpoint(sweep: Sweeps) -> None:
+    s = sweep(scheduler=Scheduler.none)
+    spec = s.next()
+    for epoch, loss in enumerate([0.5, 0.1, 0.3, 0.4], 1):
+        s.report(spec, epoch, loss, saves=True)
+    assert s.saved(spec) == ["attempt-0-epoch-2", "attempt-0-epoch-4"]
+    s.race.end(spec.number, returned())
+    assert s.saved(spec) == ["attempt-0-epoch-2"]
+
+
+def test_pruned_and_failed_trials_keep_no_checkpoint(sweep: Sweeps) -> None:
+    s = sweep()
+    good, bad, broken = s.next(), s.next(), s.next()
+    s.train(good, [0.1], saves=True)
+    s.train(bad, [0.9], saves=True)
+    s.report(broken, 1, 0.05, saves=True)
+    s.race.end(broken.number, RAISED)
+    assert (s.state(bad), s.state(broken)) == (PRUNED, FAIL)
+    assert [s.saved(spec) for spec in (good, bad, broken)] == [["attempt-0-epoch-1"], [], []]
+    assert {event.trial for event in s.told(CheckpointDropped)} == {1, 2}
+
+
+def test_only_the_best_finished_trials_keep_their_checkpoint(sweep: Sweeps) -> None:
+    s = sweep(num_trials=4, scheduler=Scheduler.none, checkpoints=CheckpointsConf(keep_best=2))
+    specs = [s.next() for _ in range(4)]
+    for spec, loss in zip(specs, [0.5, 0.2, 0.4, 0.3], strict=True):
+        s.train(spec, [loss], saves=True)
+    assert [len(s.saved(spec)) for spec in specs] == [0, 1, 0, 1]
+
+
+def test_interrupted_trial_keeps_what_it_continues_from(sweep: Sweeps) -> None:
+    s = sweep()
+    spec = s.next()
+    s.report(spec, 1, 0.5, saves=True)
+    s.race.interrupt("Ctrl-C")
+    s.race.end(spec.number, STOPPED)
+    assert s.saved(spec) == ["attempt-0-epoch-1"]
+
+
+def test_ended_trial_is_on_disk_when_the_driver_dies(sweep: Sweeps) -> None:
+    s = sweep()
+    s.train(s.next(), [0.5])
+    last = [event for event, _ in read_events(s.ledger.path)][-1]
+    assert isinstance(last, TrialEnded)
+    assert dataclasses.astuple(last)[1:4] == (0, COMPLETE, 0.5)
