@@ -1,0 +1,355 @@
+"""What heats relies on in Ray beyond its public API; no cluster is started here.
+
+A failure means that this Ray release moved a private name. Each message says what that name is for
+and where heats uses it: adapt that place, keep both ways while both releases are supported, and
+then run tests/integration/test_lane.py, which shows whether lanes still work.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import queue
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+import ray
+import ray.train
+from ray.train.v2._internal.execution import context as train_context
+from ray.train.v2._internal.execution import train_fn_utils
+from ray.train.v2._internal.execution.storage import StorageContext
+from ray.train.v2._internal.execution.training_report import _TrainingReport
+from ray.train.v2._internal.execution.worker_group import thread_runner, worker
+from ray.train.v2.api import reported_checkpoint
+
+from heats import cluster
+from heats.errors import TrialStoppedError
+from heats.lane.context import inline_context, turn_context
+from heats.lane.messages import RankReport, Turn, VerdictRequest
+from heats.trial import Report, TrialSpec, Verdict
+from heats.tune import loop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from heats.lane.mailbox import RankMailbox
+
+CONTEXT = "src/heats/lane/context.py"
+
+
+def require(holds: bool, what: str, why: str, where: str = CONTEXT) -> None:
+    assert holds, (
+        f"ray {ray.__version__}: {what} is not as expected. heats needs it because {why}: adapt "
+        f"{where} to this release, then run tests/integration/test_lane.py."
+    )
+
+
+def parameters(function: Callable[..., Any]) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+# --- names ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "why"),
+    [
+        ("train_run_context", "a turn carries its trial's name in it"),
+        ("distributed_context", "ranks and world size come from it"),
+        ("execution_context", "a turn brings its own result queue"),
+        ("storage_context", "a turn writes checkpoints into its trial's folder"),
+        ("checkpoint", "get_checkpoint gives a turn its trial's checkpoint"),
+        ("current_report_index", "every turn counts its reports from 1"),
+        ("report_call_index", "every turn counts its reports from 1"),
+        ("collective_seq", "collectives are counted over all turns"),
+        ("report_order_condition", "reports of two turns must not wait for each other"),
+        ("checkpoint_upload_threadpool", "a turn waits for its own uploads"),
+    ],
+)
+def test_train_context_has_field(field: str, why: str) -> None:
+    fields = {each.name: each for each in dataclasses.fields(train_context.TrainContext)}
+    require(field in fields and fields[field].init, f"the field TrainContext.{field}", why)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "report",
+        "get_result_queue",
+        "get_all_reported_checkpoints",
+        "get_checkpoint",
+        "get_world_rank",
+        "get_world_size",
+        "_sync_checkpoint_dir_name_across_ranks",
+    ],
+)
+def test_train_context_has_method(method: str) -> None:
+    exists = callable(getattr(train_context.TrainContext, method, None))
+    require(exists, f"TrainContext.{method}", "TurnContext overrides or calls it")
+
+
+@pytest.mark.parametrize("name", ["get_train_context", "set_train_context", "logger"])
+def test_context_module_has_name(name: str) -> None:
+    why = "each turn puts its own context in place, quietly"
+    require(hasattr(train_context, name), f"{train_context.__name__}.{name}", why)
+
+
+def test_run_config_and_execution_context_can_be_replaced_in_part() -> None:
+    run = {each.name for each in dataclasses.fields(train_context.TrainRunContext)}
+    execution = {each.name for each in dataclasses.fields(train_context.ExecutionContext)}
+    config = {each.name for each in dataclasses.fields(ray.train.RunConfig)}
+    require("run_config" in run, "TrainRunContext.run_config", "it holds the trial's name")
+    require("name" in config, "RunConfig.name", "get_experiment_name gives it to user code")
+    require(
+        {"result_queue", "training_thread_runner"} <= execution,
+        "ExecutionContext with result_queue and training_thread_runner",
+        "a turn brings its own of both",
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        ("__init__", ["self", "storage_path", "experiment_dir_name"]),
+        ("_create_validation_file", ["self"]),
+        ("_check_validation_file", ["self"]),
+        ("make_default_checkpoint_dir_name", []),
+        ("persist_current_checkpoint", ["self", "checkpoint", "checkpoint_dir_name"]),
+    ],
+)
+def test_storage_context_has_method(method: str, expected: list[str]) -> None:
+    function = getattr(StorageContext, method, None)
+    holds = function is not None and parameters(function)[: len(expected)] == expected
+    require(holds, f"StorageContext.{method}({', '.join(expected)})", "TurnStorage builds on it")
+
+
+def test_worker_takes_results_from_queue_without_waiting() -> None:
+    for name in ("poll_status", "clear_result_queue"):
+        source = inspect.getsource(getattr(worker.RayTrainWorker, name))
+        calls = source.count("result_queue.")
+        known = source.count("result_queue.get_nowait()") + source.count("result_queue.task_done()")
+        require(
+            calls == known and "queue.Empty" in source,
+            f"what RayTrainWorker.{name} does with the result queue",
+            "TurnQueue has put and get_nowait only",
+        )
+
+
+def test_worker_asks_known_things_of_thread_runner() -> None:
+    runner = thread_runner.ThreadRunner
+    for name in ("get_exception_queue", "is_running", "get_error", "get_return_value"):
+        require(
+            callable(getattr(runner, name, None)), f"ThreadRunner.{name}", "TurnRunner wraps it"
+        )
+
+
+@pytest.mark.parametrize("name", ["report", "get_all_reported_checkpoints"])
+def test_local_train_fn_utils_has_method(name: str) -> None:
+    function = getattr(train_fn_utils.LocalTrainFnUtils, name, None)
+    require(function is not None, f"LocalTrainFnUtils.{name}", "inline trials override it")
+    if name == "report":
+        first = ["self", "metrics", "checkpoint", "checkpoint_dir_name"]
+        assert function is not None
+        require(
+            parameters(function)[:4] == first,
+            f"LocalTrainFnUtils.report({', '.join(first)})",
+            "inline trials override it",
+        )
+
+
+def test_local_train_fn_utils_gives_last_checkpoint() -> None:
+    utils: Any = train_fn_utils.LocalTrainFnUtils(experiment_name="trial-0")
+    checkpoint = ray.train.Checkpoint("/somewhere")
+    utils._last_checkpoint = checkpoint
+    require(
+        utils.get_checkpoint() is checkpoint,
+        "LocalTrainFnUtils.get_checkpoint giving _last_checkpoint",
+        "inline trials set it",
+    )
+
+
+def test_train_fn_utils_can_be_set() -> None:
+    for name in ("set_train_fn_utils", "get_train_fn_utils"):
+        exists = callable(getattr(train_fn_utils, name, None))
+        require(exists, f"{train_fn_utils.__name__}.{name}", "inline trials put theirs in place")
+
+
+def test_reported_checkpoint_is_made_of_checkpoint_metrics_and_status() -> None:
+    names = parameters(reported_checkpoint.ReportedCheckpoint)[:3]
+    require(
+        names == ["checkpoint", "metrics", "status"]
+        and hasattr(reported_checkpoint.ReportedCheckpointStatus, "COMMITTED"),
+        "ReportedCheckpoint(checkpoint, metrics, status) with the status COMMITTED",
+        "get_all_reported_checkpoints gives a turn's own",
+    )
+
+
+def test_training_report_has_checkpoint_and_metrics() -> None:
+    report = _TrainingReport(checkpoint=None, metrics={"loss": 1.0}, validation=False)
+    holds = report.checkpoint is None and report.metrics == {"loss": 1.0}
+    require(holds, "_TrainingReport with checkpoint and metrics", "TurnQueue.put takes it apart")
+
+
+def test_dashboard_url_can_be_asked() -> None:
+    exists = callable(getattr(ray._private.worker, "get_dashboard_url", None))
+    require(
+        exists, "ray._private.worker.get_dashboard_url", "a sweep shows it", "src/heats/cluster.py"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        *((name, "src/heats/cluster.py") for name in cluster._RAY_ENV),
+        *((name, "src/heats/tune/loop.py") for name in loop._TUNE_ENV),
+    ],
+)
+def test_ray_still_reads_environment_variable(name: str, where: str, ray_source: str) -> None:
+    require(name in ray_source, f"the environment variable {name}", "it sets it", where)
+
+
+@pytest.fixture(scope="module")
+def ray_source() -> str:
+    """Ray's Python source, as far as it reads these variables."""
+    root = Path(inspect.getfile(ray)).parent
+    folders = ("_private", "air", "train", "tune")
+    files = [path for folder in folders for path in (root / folder).rglob("*.py")]
+    return "\n".join(path.read_text(encoding="utf-8") for path in files)
+
+
+# --- behaviour --------------------------------------------------------------------------------
+
+
+class Wire:
+    """A rank's mailbox that keeps what is sent and stops a trial at a given report."""
+
+    def __init__(self, stop_at: int) -> None:
+        self.stop_at = stop_at
+        self.reports: list[Report] = []
+
+    def send(self, message: RankReport) -> None:
+        self.reports.append(message.report)
+
+    def ask(self, message: VerdictRequest) -> Verdict:
+        return Verdict.STOP if message.index >= self.stop_at else Verdict.CONTINUE
+
+
+def spec_in(folder: Path, number: int = 7) -> TrialSpec:
+    return TrialSpec(
+        number=number,
+        attempt=0,
+        config=b"",
+        run_id=None,
+        artifact_dir=str(folder / f"artifacts-{number}"),
+        job_dir=str(folder),
+        checkpoint=None,
+    )
+
+
+@pytest.fixture
+def worker_context() -> Iterator[Any]:
+    """A Train context as a worker with world size 1 has it, in place in this process."""
+    base = train_context.TrainContext(
+        train_run_context=train_context.TrainRunContext(
+            run_config=ray.train.RunConfig(name="lane"),
+            train_loop_config=None,
+            scaling_config=ray.train.ScalingConfig(num_workers=1),
+            backend_config=cast("Any", None),
+            dataset_config=cast("Any", None),
+        ),
+        distributed_context=train_context.DistributedContext(0, 1, 0, 1, 0),
+        execution_context=train_context.ExecutionContext(
+            synchronization_actor=cast("Any", None),
+            result_queue=queue.Queue(maxsize=1),
+            training_thread_runner=thread_runner.ThreadRunner(),
+            train_context_callbacks=[],
+        ),
+        storage_context=cast("Any", None),
+        preemption_context=cast("Any", None),
+        controller_actor=cast("Any", None),
+        dataset_shard_provider=cast("Any", None),
+    )
+    train_context.set_train_context(base)
+    train_fn_utils.set_train_fn_utils(train_fn_utils.DistributedTrainFnUtils())
+    yield base
+    train_fn_utils.set_train_fn_utils(None)
+    train_context.set_train_context(cast("Any", None))
+
+
+def report_with_checkpoint(folder: Path, epoch: int, **options: Any) -> None:
+    source = folder / f"local-{epoch}"
+    source.mkdir()
+    (source / "weights").write_text(str(epoch))
+    checkpoint = ray.train.Checkpoint(str(source))
+    ray.train.report({"epoch": epoch}, checkpoint=checkpoint, **options)
+
+
+def read_weights() -> str:
+    checkpoint = ray.train.get_checkpoint()
+    assert checkpoint is not None
+    return Path(checkpoint.path, "weights").read_text()
+
+
+def test_report_in_turn_sends_report_and_stores_checkpoint_in_trials_folder(
+    worker_context: Any, tmp_path: Path
+) -> None:
+    wire = Wire(stop_at=2)
+    with turn_context(Turn(1, spec_in(tmp_path)), cast("RankMailbox", wire)):
+        assert ray.train.get_checkpoint() is None
+        assert ray.train.get_context().get_experiment_name() == "trial-7"
+        report_with_checkpoint(tmp_path, 1)
+        assert read_weights() == "1"
+        assert [each.metrics for each in ray.train.get_all_reported_checkpoints()] == [{"epoch": 1}]
+        with pytest.raises(TrialStoppedError):
+            ray.train.report({"epoch": 2})
+    assert train_context.get_train_context() is worker_context
+    assert [report.metrics["epoch"] for report in wire.reports] == [1.0, 2.0]
+    stored = Path(wire.reports[0].checkpoint or "")
+    assert stored.parent == tmp_path / "artifacts-7" / "checkpoints"
+    assert os.listdir(stored.parent) == [stored.name]
+
+
+def test_asynchronous_upload_is_over_when_turn_is(worker_context: Any, tmp_path: Path) -> None:
+    wire = Wire(stop_at=99)
+    mode = ray.train.CheckpointUploadMode.ASYNC
+    with turn_context(Turn(1, spec_in(tmp_path)), cast("RankMailbox", wire)):
+        report_with_checkpoint(tmp_path, 1, checkpoint_upload_mode=mode)
+    assert [Path(report.checkpoint or "", "weights").read_text() for report in wire.reports] == [
+        "1"
+    ]
+
+
+def test_failed_asynchronous_upload_fails_turn(worker_context: Any, tmp_path: Path) -> None:
+    def upload(checkpoint: ray.train.Checkpoint, name: str) -> ray.train.Checkpoint:
+        msg = "no space"
+        raise OSError(msg)
+
+    mode = ray.train.CheckpointUploadMode.ASYNC
+    wire = cast("RankMailbox", Wire(stop_at=99))
+    with (
+        pytest.raises(Exception, match="no space"),
+        turn_context(Turn(1, spec_in(tmp_path)), wire),
+    ):
+        report_with_checkpoint(
+            tmp_path, 1, checkpoint_upload_mode=mode, checkpoint_upload_fn=upload
+        )
+
+
+def test_report_of_inline_trial_stores_checkpoint_in_trials_folder(tmp_path: Path) -> None:
+    reports: list[Report] = []
+
+    def take(report: Report) -> Verdict:
+        reports.append(report)
+        return Verdict.STOP if len(reports) == 2 else Verdict.CONTINUE
+
+    with inline_context(spec_in(tmp_path), take):
+        assert ray.train.get_checkpoint() is None
+        assert ray.train.get_context().get_experiment_name() == "trial-7"
+        report_with_checkpoint(tmp_path, 1)
+        assert read_weights() == "1"
+        assert [each.metrics for each in ray.train.get_all_reported_checkpoints()] == [{"epoch": 1}]
+        with pytest.raises(TrialStoppedError):
+            ray.train.report({"epoch": 2})
+    assert Path(reports[0].checkpoint or "").parent == tmp_path / "artifacts-7" / "checkpoints"
