@@ -1,0 +1,1 @@
+"""Benchmarks: heats side by side with what one would use instead."""
