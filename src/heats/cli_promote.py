@@ -222,5 +222,6 @@ def _progress(*, is_shown: bool) -> Iterator[Callable[[str], None]]:
 def _quiet_mlflow() -> None:
     """Only its errors are shown, and a server that is down is given up on within seconds."""
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     logging.getLogger("mlflow").setLevel(logging.ERROR)
     logging.getLogger("alembic").setLevel(logging.ERROR)

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import shutil
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -215,12 +216,14 @@ class _Promoter:
 
     def _local_checkpoint(self) -> Path:
         uri = self.candidate.checkpoint
+        folder = self.scratch / "checkpoint"
         if "://" not in uri:
-            return Path(uri)
+            # MLflow takes a path with one of these for a URI, and finds nothing.
+            is_plain = not {"#", "%", "?"} & set(uri)
+            return Path(uri) if is_plain else Path(shutil.copytree(uri, folder))
         from pyarrow import fs
 
         self.on_step("Fetching the checkpoint")
-        folder = self.scratch / "checkpoint"
         try:
             fs.copy_files(uri, str(folder))
         except OSError as exc:

@@ -120,7 +120,7 @@ def log_model(
             run_id=run.info.run_id,
             step=step,
             python_model=str(source),
-            artifacts={"checkpoint": checkpoint.absolute().as_uri()},
+            artifacts={"checkpoint": str(checkpoint.absolute())},
             input_example=example,
             pip_requirements=requirements(source),
         )

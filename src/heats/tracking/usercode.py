@@ -86,6 +86,7 @@ def trial_config(path: Path) -> dict[str, Any]:
         hydra_file = path.with_name("hydra.yaml")
         if hydra_file.exists():
             node = OmegaConf.create({"hydra": OmegaConf.structured(HydraConf)})
+            OmegaConf.set_struct(node.hydra, False)  # Hydra adds keys that its schema lacks.
             merged = OmegaConf.merge(node, OmegaConf.load(hydra_file))
             assert isinstance(merged, DictConfig)  # noqa: S101 - as the first one is
             HydraConfig.instance().set_config(merged)
