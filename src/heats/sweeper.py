@@ -194,7 +194,19 @@ def resume_command(sweep_dir: Path, overrides: list[str]) -> tuple[list[str], st
         )
         raise ConfigError(msg)
     told = ["hydra.sweeper.resume=true", f"hydra.sweeper.study_name={start.study_name}"]
-    return [sys.executable, *program, *start.argv[1:], *told, *overrides], start.cwd
+    arguments = list(start.argv[1:])
+    end = _end_of_overrides(arguments)
+    arguments[end:end] = [*told, *overrides]
+    return [sys.executable, *program, *arguments], start.cwd
+
+
+def _end_of_overrides(arguments: list[str]) -> int:
+    """Place of one more override: argparse wants all of them side by side, as in `a=1 b=2 -m`."""
+    for index in range(len(arguments), 0, -1):
+        argument = arguments[index - 1]
+        if not argument.startswith("-") and ("=" in argument or argument.startswith("~")):
+            return index
+    return len(arguments)
 
 
 # --- running ----------------------------------------------------------------------------------
