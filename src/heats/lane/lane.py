@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from heats.asha import next_milestone
 from heats.errors import LaneLostError
+from heats.lane.group import RayWorkerGroup
 from heats.lane.mailbox import Mailbox
 from heats.lane.messages import (
     RankBroken,
@@ -25,11 +26,12 @@ from heats.lane.messages import (
     TurnEnded,
     VerdictRequest,
 )
-from heats.lane.worker import WorkerSettings, serve_turns
+from heats.lane.worker import WorkerSettings
 from heats.trial import Ending, Outcome, Report, Verdict, resource_spent
 
 if TYPE_CHECKING:
     from heats.config import AshaConf, LaneConf
+    from heats.lane.group import WorkerGroup
     from heats.lane.messages import RankMessage
     from heats.lane.task import TaskRef
     from heats.trial import Objective, TrialSpec
@@ -82,12 +84,14 @@ class _TurnState:
 class Lane:
     """The driver's side of one worker group.
 
-    `start`, then for each trial `begin`, `gather` until it gives an outcome, and `stop` where the
-    trial is to end early; `close` at the end.
+    For each trial `begin`, `gather` until it gives an outcome, and `stop` where the trial is to end
+    early; `close` at the end.
     """
 
-    def __init__(self, settings: LaneSettings) -> None:
+    def __init__(self, settings: LaneSettings, group: WorkerGroup | None = None) -> None:
+        """Start the ranks; `group` None: in a `TorchTrainer` run."""
         self._settings = settings
+        self._group = group or RayWorkerGroup()
         self._changed = threading.Condition()
         self._ready: dict[int, RankReady] = {}
         self._state: _TurnState | None = None
@@ -95,10 +99,7 @@ class Lane:
         self._lost: str | None = None
         self._is_closing = False
         self._started_s = time.monotonic()
-        import ray
-
-        host = ray.util.get_node_ip_address()
-        self._mailbox = Mailbox(host, self._on_message, self._on_gone)
+        self._mailbox = Mailbox(self._group.host(), self._on_message, self._on_gone)
         self._thread = threading.Thread(target=self._run, daemon=True, name="heats-lane")
         self._thread.start()
 
@@ -120,7 +121,7 @@ class Lane:
         while the turn runs; when it is not, every report has been gathered and the turn is over.
 
         Raises:
-            LaneLostError: A rank or the worker group went away.
+            LaneLostError: A rank or the worker group went away, and no report is left to gather.
         """
         until = time.monotonic() + self._settings.lane.flush_interval_s
         with self._changed:
@@ -131,19 +132,19 @@ class Lane:
             if state.decision_at is not None and state.decision_at <= state.decided:
                 state.decision_at = None
             self._changed.notify_all()
-            while self._lost is None and state.decision_at is None:
-                if len(state.ended) == self._settings.num_workers or self._has_raised(state):
+            while not (self._lost or state.decision_at is not None or self._all_ended()):
+                if self._has_raised(state):
+                    self._await_the_others(state)
                     break
                 if not self._changed.wait(until - time.monotonic()) and time.monotonic() >= until:
                     break
-            self._raise_if_lost()
             reports, state.reports = state.reports, []
             state.taken = state.num_reports
-            if len(state.ended) == self._settings.num_workers:
+            if self._all_ended():
                 self._state = None
                 return reports, _outcome(list(state.ended.values()))
-        if self._has_raised(state):
-            return reports, self._stop_after_failure(state)
+            if not reports:
+                self._raise_if_lost()
         return reports, None
 
     def stop(self) -> bool:
@@ -180,27 +181,13 @@ class Lane:
     # --- the worker group -----------------------------------------------------------------------
 
     def _run(self) -> None:
-        import ray.train
-        from ray.train.torch import TorchTrainer
-
         own = self._settings
         worker = WorkerSettings(
             self._mailbox.address, own.task, own.seed, own.tracking_uri, own.system_interval_s
         )
-        name = f"lane-{ray.get_runtime_context().get_actor_id() or 'driver'}-{id(self):x}"
-        trainer = TorchTrainer(
-            serve_turns,
-            train_loop_config={"worker": worker},
-            scaling_config=ray.train.ScalingConfig(
-                num_workers=own.num_workers,
-                use_gpu=own.use_gpu,
-                resources_per_worker=own.resources_per_worker,
-            ),
-            run_config=ray.train.RunConfig(name=name, storage_path=own.storage_path),
-        )
         reason = "its worker group ended"
         try:
-            trainer.fit()
+            self._group.run(worker, own)
         except BaseException as exc:  # noqa: BLE001 - whatever ended the run is the lane's end
             reason = f"its worker group ended with {type(exc).__name__}: {exc}"
         with self._changed:
@@ -209,11 +196,9 @@ class Lane:
             self._changed.notify_all()
 
     def _kill_ranks(self) -> None:
-        import ray
-
         for ready in self._ready.values():
             try:
-                ray.kill(ready.actor)
+                self._group.kill(ready)
             except Exception as exc:  # noqa: BLE001 - it may be dead already, in any of several ways
                 logger.debug("rank %d could not be ended: %r", ready.rank, exc)
 
@@ -310,19 +295,20 @@ class Lane:
     def _has_raised(self, state: _TurnState) -> bool:
         return any(ended.ending is Ending.RAISED for ended in state.ended.values())
 
-    def _stop_after_failure(self, state: _TurnState) -> Outcome:
-        """Some ranks raised and others go on, perhaps waiting for them: give these a moment."""
-        with self._changed:
-            state.is_stopping = True
-            self._changed.wait_for(
-                lambda: self._lost is not None or self._all_ended(),
-                timeout=self._settings.lane.stop_grace_s,
-            )
-            outcome = _outcome(list(state.ended.values()))
-            if not self._all_ended():
-                self._lost = "some ranks raised and the others did not end"
-            self._state = None
-            return outcome
+    def _await_the_others(self, state: _TurnState) -> None:
+        """Some ranks raised and others go on, perhaps waiting for them: give these a moment.
+
+        Those that do not end count as stopped, and the lane is done with.
+        """
+        state.is_stopping = True
+        self._changed.notify_all()
+        grace_s = self._settings.lane.stop_grace_s
+        self._changed.wait_for(lambda: self._lost is not None or self._all_ended(), grace_s)
+        if self._lost is None and not self._all_ended():
+            self._lost = "some ranks raised and the others did not end"
+            for rank in range(self._settings.num_workers):
+                left = TurnEnded(state.turn.index, rank, Ending.STOPPED, None, None)
+                state.ended.setdefault(rank, left)
 
     def _posted_turn(self, until: float) -> _TurnState | None:
         """The running turn, once its ranks have it; None where they are not there by `until`."""

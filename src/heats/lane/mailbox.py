@@ -7,10 +7,13 @@ round trip: no actor between, no polling.
 from __future__ import annotations
 
 import logging
+import os
 import secrets
+import socket
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge
 from typing import TYPE_CHECKING, cast
 
 from heats.lane.messages import RankBroken, RankReady
@@ -46,12 +49,13 @@ class Mailbox:
         on_message: Callable[[int, RankMessage], Verdict | None],
         on_gone: Callable[[int], None],
     ) -> None:
-        key = secrets.token_bytes(32)
-        self._listener = Listener((host, 0), authkey=key)
-        _, port = cast("tuple[str, int]", self._listener.address)
-        self.address = Address(host, port, key)
+        # Not `multiprocessing.connection.Listener`: it shakes hands with one after another, so a
+        # port scanner that says nothing would keep every rank out.
+        self._socket = socket.create_server((host, 0))
+        self.address = Address(host, self._socket.getsockname()[1], secrets.token_bytes(32))
         self._on_message, self._on_gone = on_message, on_gone
         self._ranks: dict[int, Connection] = {}
+        self._connections: set[Connection] = set()
         self._is_closed = False
         threading.Thread(target=self._accept, daemon=True, name="heats-mailbox").start()
 
@@ -66,19 +70,36 @@ class Mailbox:
     def close(self) -> None:
         """Stop listening and hang up on every rank."""
         self._is_closed = True
-        self._listener.close()
-        for connection in list(self._ranks.values()):
-            connection.close()
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # Closing alone would not wake `accept`,
+        self._socket.close()
+        for connection in list(self._connections):  # nor end a connection that is being read.
+            with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as shared:
+                shared.shutdown(socket.SHUT_RDWR)
 
     def _accept(self) -> None:
         while not self._is_closed:
             try:
-                connection = self._listener.accept()
-            except Exception as exc:  # noqa: BLE001 - a stranger without the key must not end the lane
-                if not self._is_closed:
-                    logger.warning("Refused a connection to a lane: %r", exc)
-                continue
-            threading.Thread(target=self._read, args=(connection,), daemon=True).start()
+                accepted, _ = self._socket.accept()
+            except OSError:
+                continue  # That one left again, or the mailbox was closed.
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection = Connection(accepted.detach())
+            self._connections.add(connection)
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: Connection) -> None:
+        try:
+            deliver_challenge(connection, self.address.key)
+            answer_challenge(connection, self.address.key)
+        except Exception as exc:  # noqa: BLE001 - a stranger without the key must not end the lane
+            if not self._is_closed:
+                logger.warning("Refused a connection to a lane: %r", exc)
+        else:
+            self._read(connection)
+        finally:
+            self._connections.discard(connection)
+            connection.close()
 
     def _read(self, connection: Connection) -> None:
         rank = -1
@@ -92,6 +113,7 @@ class Mailbox:
                 if reply is not None:
                     connection.send(reply)
         except (EOFError, OSError):
+            connection.close()  # A turn that is posted from now on is refused.
             if not self._is_closed:
                 self._on_gone(rank)
 
@@ -101,6 +123,10 @@ class RankMailbox:
 
     def __init__(self, address: Address) -> None:
         self._connection = Client((address.host, address.port), authkey=address.key)
+        with socket.socket(fileno=os.dup(self._connection.fileno())) as shared:
+            # A report and the question after it are two small packets: without this the second
+            # waits 40 ms for the first one's delayed acknowledgement.
+            shared.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._lock = threading.Lock()
 
     def send(self, message: RankMessage) -> None:
@@ -120,3 +146,7 @@ class RankMailbox:
             return cast("Turn | None", self._connection.recv())
         except (EOFError, OSError):
             return None
+
+    def close(self) -> None:
+        """Hang up."""
+        self._connection.close()

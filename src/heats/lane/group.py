@@ -1,0 +1,63 @@
+"""The worker group of a lane: what starts its ranks, and ends those that do not listen."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Protocol
+
+from heats.lane.worker import serve_turns
+
+if TYPE_CHECKING:
+    from heats.lane.lane import LaneSettings
+    from heats.lane.messages import RankReady
+    from heats.lane.worker import WorkerSettings
+
+
+class WorkerGroup(Protocol):
+    """Where the ranks of a lane run."""
+
+    def host(self) -> str:
+        """Address of this process that the ranks can reach."""
+        ...
+
+    def run(self, worker: WorkerSettings, lane: LaneSettings) -> None:
+        """Run the ranks until all of them have left; raises what ended them otherwise."""
+        ...
+
+    def kill(self, rank: RankReady) -> None:
+        """End a rank by force; raises where it is dead already."""
+        ...
+
+
+class RayWorkerGroup:
+    """One `TorchTrainer` run."""
+
+    def host(self) -> str:
+        """This node's address in the Ray cluster."""
+        import ray
+
+        return str(ray.util.get_node_ip_address())
+
+    def run(self, worker: WorkerSettings, lane: LaneSettings) -> None:
+        """Fit a `TorchTrainer` whose train function serves turns."""
+        import ray.train
+        from ray.train.torch import TorchTrainer
+
+        TorchTrainer(
+            serve_turns,
+            train_loop_config={"worker": worker},
+            scaling_config=ray.train.ScalingConfig(
+                num_workers=lane.num_workers,
+                use_gpu=lane.use_gpu,
+                resources_per_worker=lane.resources_per_worker,
+            ),
+            run_config=ray.train.RunConfig(
+                name=f"lane-{secrets.token_hex(8)}", storage_path=lane.storage_path
+            ),
+        ).fit()
+
+    def kill(self, rank: RankReady) -> None:
+        """Kill the rank's actor."""
+        import ray
+
+        ray.kill(rank.actor)
