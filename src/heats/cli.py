@@ -176,7 +176,9 @@ def report(
         ),
     ] = None,
     opens: Annotated[bool, typer.Option("--open", help="Open it in the web browser.")] = False,
-    logs: Annotated[bool, typer.Option("--log", help="Also store it at the MLflow run.")] = False,
+    logs: Annotated[
+        bool, typer.Option("--log/--no-log", help="Also store it at the MLflow parent run.")
+    ] = True,
     root: RootOption = None,
     as_json: JsonOption = False,
 ) -> None:

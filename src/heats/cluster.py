@@ -21,6 +21,7 @@ _RAY_ENV = {
     # Output goes to per-trial files, so `print` must stay what it is.
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
     "RAY_TRAIN_ENABLE_STATE_TRACKING": "0",
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # One process less for each lane to start.
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "120",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DEDUP_LOGS": "0",

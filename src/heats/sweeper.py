@@ -9,6 +9,7 @@ import os
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
@@ -48,7 +49,10 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from heats.lane.task import TaskRef
-    from heats.trial import Event
+    from heats.record import TrialRecord
+    from heats.tracking.runs import Runs
+    from heats.tracking.shipper import Shipper
+    from heats.trial import Event, RunCreated
 
 logger = logging.getLogger(__name__)
 
@@ -234,6 +238,10 @@ def _execute(plan: Plan) -> int:
             shipper.notify()
             view.on_event(event)
 
+        def create_run(trial: TrialRecord) -> RunCreated | None:
+            tracking.result()  # A trial's run needs its parent.
+            return runs.create_trial(trial)
+
         study = Study(plan.objective, plan.space, conf.sampler, conf.seed)
         study.restore(record)
         race = Race(
@@ -243,7 +251,7 @@ def _execute(plan: Plan) -> int:
             ledger=ledger,
             study=study,
             composer=plan.composer,
-            create_run=runs.create_trial,
+            create_run=create_run,
             sweep_job_dir=plan.job_dir,
             on_event=on_event,
         )
@@ -251,7 +259,9 @@ def _execute(plan: Plan) -> int:
         interrupts = Interrupts(race.interrupt, grace_s=conf.lane.stop_grace_s)
         try:
             with view, interrupts:
-                _start_tracking(race, runs, shipper)
+                # MLflow takes seconds to load and to make its database: Ray starts meanwhile.
+                threads = stack.enter_context(ThreadPoolExecutor(1))
+                tracking = threads.submit(_start_tracking, race, runs, shipper)
                 if is_inline:
                     _run_inline(plan, race)
                 else:
@@ -381,7 +391,7 @@ def _is_budget(line: str) -> bool:
     return key in budget
 
 
-def _start_tracking(race: Race, runs: Any, shipper: Any) -> None:
+def _start_tracking(race: Race, runs: Runs, shipper: Shipper) -> None:
     if race.sweep.run_id is None:
         created = runs.create_parent()
         if created is not None:
