@@ -97,7 +97,8 @@ def run_timed(arguments: list[str], folder: Path) -> Timed:
     """
     load, others = load_average(), others_cpu_share()
     told = folder / "output.txt"
-    env = os.environ | {"PYTHONPATH": str(PROJECT)}
+    path = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(path)}
     with told.open("w", encoding="utf-8") as output:
         began_s, clock_s = time.time(), time.perf_counter()
         process = subprocess.Popen(
