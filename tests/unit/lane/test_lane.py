@@ -1,0 +1,502 @@
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pytest
+
+from heats.config import AshaConf, Direction, LaneConf
+from heats.errors import LaneLostError
+from heats.lane.lane import Lane, LaneSettings
+from heats.lane.mailbox import RankMailbox
+from heats.lane.messages import RankBroken, RankReady, RankReport, TurnEnded, VerdictRequest
+from heats.lane.task import TaskRef
+from heats.trial import Ending, Objective, Outcome, Report, TrialSpec, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from concurrent.futures import Future
+
+    from heats.lane.messages import Turn
+    from heats.lane.worker import WorkerSettings
+
+CONTINUE, STOP = Verdict
+RETURNED, STOPPED, RAISED, LOST = Ending
+LONG_S = 5.0
+T = TypeVar("T")
+
+
+def spec(number: int = 0, *, first_report_index: int = 0) -> TrialSpec:
+    return TrialSpec(
+        number=number,
+        attempt=0,
+        config=b"",
+        run_id=None,
+        artifact_dir="artifacts",
+        job_dir="jobs",
+        checkpoint=None,
+        first_report_index=first_report_index,
+    )
+
+
+class Rank:
+    """A rank with the real mailbox, told by the test what its train function does."""
+
+    def __init__(self, number: int, mailbox: RankMailbox) -> None:
+        self.number, self._mailbox = number, mailbox
+        self._thread = ThreadPoolExecutor(1)
+        self.turn: Turn | None = None
+
+    def soon(self, call: Callable[[], T]) -> Future[T]:
+        return self._thread.submit(call)
+
+    def says(self, message: Any) -> None:
+        self._mailbox.send(message)
+
+    def ready(self) -> None:
+        self.says(RankReady(self.number, 1, "node", None))
+
+    def takes_turn(self) -> Turn:
+        self.turn = self._mailbox.next_turn()
+        assert self.turn is not None
+        self.index = 0
+        return self.turn
+
+    def reports(self, loss: float = 0.5, *, checkpoint: str | None = None) -> Future[Verdict]:
+        """Report and ask, as `ray.train.report` does; the verdict comes in its own time."""
+        assert self.turn is not None
+        self.index += 1
+        if self.number == 0:
+            report = Report(0.0, {"epoch": self.index, "loss": loss}, checkpoint)
+            self.says(RankReport(self.turn.index, report))
+        request = VerdictRequest(self.turn.index, self.index)
+        return self._thread.submit(self._mailbox.ask, request)
+
+    def reports_here(self) -> Verdict:
+        """Report in the calling thread."""
+        assert self.turn is not None
+        self.index += 1
+        self.says(RankReport(self.turn.index, Report(0.0, {"loss": 0.5})))
+        return self.asks(VerdictRequest(self.turn.index, self.index))
+
+    def asks(self, request: VerdictRequest) -> Verdict:
+        return self._mailbox.ask(request)
+
+    def ends(
+        self, ending: Ending = RETURNED, returned: float | None = None, error: str | None = None
+    ) -> None:
+        assert self.turn is not None
+        self.says(TurnEnded(self.turn.index, self.number, ending, returned, error))
+
+    def dies(self) -> None:
+        self._mailbox.close()
+
+    def is_dismissed(self) -> bool:
+        return self._mailbox.next_turn() is None
+
+
+class Group:
+    """Gives the test its ranks; runs until `over` is called, or a rank is killed."""
+
+    def __init__(self) -> None:
+        self.workers: queue.Queue[WorkerSettings] = queue.Queue()
+        self.killed: list[int] = []
+        self._is_over = threading.Event()
+        self._error: Exception | None = None
+
+    def host(self) -> str:
+        return "127.0.0.1"
+
+    def run(self, worker: WorkerSettings, lane: LaneSettings) -> None:
+        self.workers.put(worker)
+        self._is_over.wait()
+        if self._error is not None:
+            raise self._error
+
+    def kill(self, rank: RankReady) -> None:
+        self.killed.append(rank.rank)
+        self.over()
+
+    def over(self, error: Exception | None = None) -> None:
+        self._error = error
+        self._is_over.set()
+
+
+class Lanes:
+    """Makes lanes, and ends them with the test."""
+
+    def __init__(self) -> None:
+        self.group = Group()
+        self._lanes: list[Lane] = []
+
+    def empty(self, num_ranks: int = 1, *, asha: AshaConf | None = None, **conf: Any) -> Lane:
+        """A lane whose ranks have not come yet."""
+        values: dict[str, Any] = {"flush_interval_s": 0.05, "verdict_wait_s": LONG_S}
+        settings = LaneSettings(
+            task=TaskRef("train.py", None),
+            objective=Objective("loss", Direction.minimize),
+            asha=asha,
+            lane=LaneConf(**{**values, **conf}),
+            num_workers=num_ranks,
+            use_gpu=False,
+            resources_per_worker={"CPU": 1.0},
+            storage_path="lanes",
+            tracking_uri="sqlite:///mlflow.db",
+            seed=0,
+            system_interval_s=None,
+        )
+        self._lanes.append(Lane(settings, self.group))
+        return self._lanes[-1]
+
+    def with_ranks(self, num_ranks: int = 1, **options: Any) -> tuple[Lane, list[Rank]]:
+        lane = self.empty(num_ranks, **options)
+        address = self.group.workers.get(timeout=LONG_S).address
+        ranks = [Rank(number, RankMailbox(address)) for number in range(num_ranks)]
+        for rank in ranks:
+            rank.ready()
+        return lane, ranks
+
+    def in_turn(self, num_ranks: int = 1, **options: Any) -> tuple[Lane, list[Rank]]:
+        """A lane whose ranks have taken turn 1."""
+        lane, ranks = self.with_ranks(num_ranks, **options)
+        begin(lane, ranks, spec())
+        return lane, ranks
+
+    def close(self) -> None:
+        self.group.over()
+        for lane in self._lanes:
+            lane.close()
+
+
+def begin(lane: Lane, ranks: list[Rank], trial: TrialSpec) -> None:
+    lane.begin(trial)
+    taken = [rank.soon(rank.takes_turn) for rank in ranks]
+    while not all(turn.done() for turn in taken):
+        assert lane.gather() == ([], None)
+
+
+def gather(lane: Lane) -> tuple[list[Report], Outcome | None]:
+    """The next that there is to gather."""
+    until = time.monotonic() + LONG_S
+    while time.monotonic() < until:
+        reports, outcome = lane.gather()
+        if reports or outcome is not None:
+            return reports, outcome
+    raise TimeoutError
+
+
+def lane_stop(lane: Lane) -> Future[bool]:
+    """Stop the lane's turn from another thread, as it waits for the ranks."""
+    return ThreadPoolExecutor(1).submit(lane.stop)
+
+
+def losses(reports: list[Report]) -> list[float]:
+    return [report.metrics["loss"] for report in reports]
+
+
+@pytest.fixture
+def lanes() -> Iterator[Lanes]:
+    made = Lanes()
+    yield made
+    made.close()
+
+
+# --- turns --------------------------------------------------------------------------------------
+
+
+def test_ranks_serve_turn_after_turn(lanes: Lanes) -> None:
+    lane, ranks = lanes.with_ranks(2)
+    for number in range(3):
+        begin(lane, ranks, spec(number))
+        assert [rank.turn.spec.number for rank in ranks if rank.turn] == [number] * 2
+        assert not lane.is_usable
+        verdicts = [rank.reports(0.1 * number) for rank in ranks]
+        assert [verdict.result(LONG_S) for verdict in verdicts] == [CONTINUE] * 2
+        for rank in ranks:
+            rank.ends(returned=float(rank.number))
+        reports, outcome = gather(lane)
+        if outcome is None:
+            more, outcome = gather(lane)
+            reports += more
+        assert losses(reports) == [0.1 * number]
+        assert outcome == Outcome(RETURNED, returned=0.0)
+        assert lane.is_usable
+
+
+def test_turn_is_over_only_when_every_rank_left_it(lanes: Lanes) -> None:
+    lane, ranks = lanes.in_turn(2)
+    ranks[0].ends(returned=0.5)
+    assert lane.gather() == ([], None)
+    ranks[1].ends()
+    assert gather(lane) == ([], Outcome(RETURNED, returned=0.5))
+
+
+def test_reports_before_the_end_are_gathered_with_it(lanes: Lanes) -> None:
+    lane, (rank,) = lanes.in_turn(asha=AshaConf(max_resource=9))
+    first = rank.reports(0.9)
+    assert losses(gather(lane)[0]) == [0.9]
+    assert lane.gather() == ([], None)
+    assert first.result(LONG_S) is CONTINUE
+    for loss in (0.8, 0.7):
+        rank.reports(loss).add_done_callback(lambda verdict: verdict.result())
+    rank.soon(rank.ends)
+    reports: list[float] = []
+    outcome = None
+    while outcome is None:
+        more, outcome = gather(lane)
+        reports += losses(more)
+    assert reports == [0.8, 0.7]
+    assert outcome.ending is RETURNED
+
+
+def test_late_message_of_an_earlier_turn_is_ignored(lanes: Lanes) -> None:
+    lane, (rank,) = lanes.in_turn()
+    rank.ends()
+    gather(lane)
+    before = rank.turn
+    begin(lane, [rank], spec(1))
+    assert before is not None
+    rank.says(RankReport(before.index, Report(0.0, {"system/x": 1.0}, is_system=True)))
+    rank.says(TurnEnded(before.index, 0, RETURNED, 0.1, None))
+    asked = VerdictRequest(before.index, 9)
+    assert rank.soon(lambda: rank.asks(asked)).result(LONG_S) is STOP
+    assert lane.gather() == ([], None)
+
+
+def test_trial_waits_for_a_lane_whose_ranks_load(lanes: Lanes) -> None:
+    lane = lanes.empty()
+    lane.begin(spec())
+    assert lane.gather() == ([], None)
+    rank = Rank(0, RankMailbox(lanes.group.workers.get(timeout=LONG_S).address))
+    rank.ready()
+    turn = rank.soon(rank.takes_turn)
+    while not turn.done():
+        assert lane.gather() == ([], None)
+    assert turn.result().index == 1
+
+
+# --- verdicts -----------------------------------------------------------------------------------
+
+
+def test_report_between_rungs_does_not_wait(lanes: Lanes) -> None:
+    _, (rank,) = lanes.in_turn(asha=AshaConf(min_resource=4, max_resource=9))
+    assert rank.reports().result(1) is CONTINUE
+
+
+def test_report_never_waits_where_nothing_is_decided(lanes: Lanes) -> None:
+    _, (rank,) = lanes.in_turn(asha=None)
+    assert rank.reports(float("nan")).result(1) is CONTINUE
+
+
+def test_rung_waits_for_the_driver_to_go_on(lanes: Lanes) -> None:
+    lane, (rank,) = lanes.in_turn(asha=AshaConf(max_resource=9), verdict_wait_s=LONG_S)
+    verdict = rank.reports()
+    assert losses(gather(lane)[0]) == [0.5]
+    assert not verdict.done()
+    lane.gather()
+    assert verdict.result(LONG_S) is CONTINUE
+
+
+def test_value_that_is_not_finite_waits_for_the_driver_off_the_rungs_too(lanes: Lanes) -> None:
+    lane, (rank,) = lanes.in_turn(asha=AshaConf(min_resource=4, max_resource=9))
+    verdict = rank.reports(float("nan"))
+    gather(lane)
+    assert not verdict.done()
+    stopped = lane_stop(lane)
+    assert verdict.result(LONG_S) is STOP
+    rank.ends(STOPPED)
+    assert stopped.result(LONG_S)
+
+
+def test_all_ranks_stop_at_the_same_report(lanes: Lanes) -> None:
+    lane, ranks = lanes.in_turn(3, asha=AshaConf(max_resource=9))
+    # Rank 0 asks last: nobody may be told to go on before it was decided.
+    verdicts = [ranks[1].reports(), ranks[2].reports(), ranks[0].reports()]
+    assert losses(gather(lane)[0]) == [0.5]
+    assert not any(verdict.done() for verdict in verdicts)
+    stopped = lane_stop(lane)
+    assert [verdict.result(LONG_S) for verdict in verdicts] == [STOP] * 3
+    for rank in ranks:
+        rank.ends(STOPPED)
+    assert stopped.result(LONG_S)
+    assert lane.is_usable
+
+
+def test_rank_that_asks_after_the_stop_still_gets_the_verdict_of_its_report(lanes: Lanes) -> None:
+    lane, ranks = lanes.in_turn(2, asha=AshaConf(max_resource=9), verdict_wait_s=0.0)
+    assert ranks[0].reports().result(LONG_S) is CONTINUE  # The driver was too slow.
+    gather(lane)
+    stopped = lane_stop(lane)
+    assert ranks[1].reports().result(LONG_S) is CONTINUE
+    late = [rank.reports() for rank in ranks]
+    assert [verdict.result(LONG_S) for verdict in late] == [STOP] * 2
+    for rank in ranks:
+        rank.ends(STOPPED)
+    assert stopped.result(LONG_S)
+
+
+def test_slow_driver_holds_a_rung_up_no_longer_than_allowed(lanes: Lanes) -> None:
+    _, (rank,) = lanes.in_turn(asha=AshaConf(max_resource=9), verdict_wait_s=0.1)
+    began = time.monotonic()
+    assert rank.reports().result(LONG_S) is CONTINUE
+    assert 0.05 < time.monotonic() - began < 1
+
+
+def test_rung_after_a_restart_counts_from_its_first_report(lanes: Lanes) -> None:
+    lane, (rank,) = lanes.with_ranks(asha=AshaConf(min_resource=3, max_resource=3))
+    begin(lane, [rank], spec(first_report_index=2))
+    report = Report(0.0, {"loss": 0.5})  # No `epoch`: reports are counted, over all attempts.
+    rank.says(RankReport(1, report))
+    verdict = rank.soon(lambda: rank.asks(VerdictRequest(1, 1)))
+    assert gather(lane) == ([report], None)
+    assert not verdict.done()
+    lane.gather()
+    assert verdict.result(LONG_S) is CONTINUE
+
+
+# --- errors and losses --------------------------------------------------------------------------
+
+
+def test_equal_errors_of_ranks_are_one_message(lanes: Lanes) -> None:
+    lane, ranks = lanes.in_turn(3)
+    for rank, error in zip(ranks, ["no data", "out of memory", "no data"], strict=True):
+        rank.ends(RAISED, error=error)
+    _, outcome = gather(lane)
+    assert outcome == Outcome(RAISED, error="rank 0, 2:\nno data\nrank 1:\nout of memory")
+    assert lane.is_usable
+
+
+def test_error_of_a_single_rank_needs_no_number(lanes: Lanes) -> None:
+    lane, (rank,) = lanes.in_turn()
+    rank.ends(RAISED, error="no data")
+    assert gather(lane)[1] == Outcome(RAISED, error="no data")
+
+
+def test_other_ranks_stop_at_their_next_report_when_one_raises(lanes: Lanes) -> None:
+    lane, ranks = lanes.in_turn(2)
+    ranks[1].ends(RAISED, error="no data")
+
+    def goes_on() -> None:
+        while ranks[0].reports_here() is CONTINUE:
+            time.sleep(0.01)
+        ranks[0].ends(STOPPED)
+
+    ranks[0].soon(goes_on)
+    reports, outcome = gather(lane)
+    if outcome is None:
+        more, outcome = gather(lane)
+        reports += more
+    assert outcome is not None
+    assert outcome.ending is RAISED
+    assert len(reports) == ranks[0].index
+    assert lane.is_usable
+
+
+def test_lane_is_done_with_when_a_rank_raises_and_another_hangs(lanes: Lanes) -> None:
+    lane, ranks = lanes.in_turn(2, stop_grace_s=0.05)
+    ranks[1].ends(RAISED, error="no data")
+    _, outcome = gather(lane)
+    assert outcome == Outcome(RAISED, error="rank 1:\nno data")
+    assert not lane.is_usable
+
+
+def test_rank_that_raises_because_another_died_is_a_loss(lanes: Lanes) -> None:
+    lane, ranks = lanes.in_turn(2)
+    ranks[1].ends(RAISED, error="connection closed by peer")
+    ranks[0].dies()
+    with pytest.raises(LaneLostError, match=r"rank 0 went away in turn 1 \(trial 0\)"):
+        gather(lane)
+
+
+def test_reports_before_a_loss_are_gathered_first(lanes: Lanes) -> None:
+    lane, (rank,) = lanes.in_turn()
+    rank.reports(0.5, checkpoint="checkpoint-1").result(LONG_S)
+    rank.dies()
+    reports, outcome = gather(lane)
+    assert [report.checkpoint for report in reports] == ["checkpoint-1"]
+    assert outcome is None
+    with pytest.raises(LaneLostError, match="rank 0 went away"):
+        gather(lane)
+    assert not lane.is_usable
+
+
+def test_rank_that_waits_for_a_verdict_is_stopped_when_another_dies(lanes: Lanes) -> None:
+    lane, ranks = lanes.in_turn(2)
+    verdict = ranks[1].reports()
+    ranks[0].dies()
+    assert verdict.result(LONG_S) is STOP
+    with pytest.raises(LaneLostError, match="rank 0 went away"):
+        gather(lane)
+
+
+def test_rank_that_cannot_load_is_a_loss_with_its_traceback(lanes: Lanes) -> None:
+    lane = lanes.empty()
+    lane.begin(spec())
+    rank = Rank(0, RankMailbox(lanes.group.workers.get(timeout=LONG_S).address))
+    rank.says(RankBroken(0, "ModuleNotFoundError: No module named 'tokens'"))
+    with pytest.raises(LaneLostError, match=r"(?s)rank 0 cannot serve.*No module named 'tokens'"):
+        gather(lane)
+
+
+def test_worker_group_that_ends_is_a_loss(lanes: Lanes) -> None:
+    lane, _ = lanes.in_turn()
+    lanes.group.over(RuntimeError("the node left"))
+    with pytest.raises(LaneLostError, match="RuntimeError: the node left"):
+        gather(lane)
+
+
+def test_workers_that_do_not_start_in_time_are_a_loss_that_names_the_key(lanes: Lanes) -> None:
+    lane = lanes.empty(start_timeout_s=0.1)
+    lane.begin(spec())
+    with pytest.raises(LaneLostError, match=r"lane\.start_timeout_s"):
+        gather(lane)
+
+
+def test_gather_without_a_turn_says_so(lanes: Lanes) -> None:
+    with pytest.raises(LaneLostError, match="begin"):
+        lanes.empty().gather()
+
+
+# --- the end of a turn and of the lane ----------------------------------------------------------
+
+
+def test_rank_that_does_not_report_within_the_grace_is_not_stopped(lanes: Lanes) -> None:
+    lane, _ = lanes.in_turn(stop_grace_s=0.05)
+    assert not lane.stop()
+
+
+def test_turn_that_its_ranks_have_not_taken_is_stopped_at_once(lanes: Lanes) -> None:
+    lane = lanes.empty()
+    assert lane.stop()
+    lane.begin(spec())
+    assert lane.stop()
+    assert lane.is_usable
+
+
+def test_closing_dismisses_the_ranks(lanes: Lanes) -> None:
+    lane, ranks = lanes.with_ranks(2)
+    begin(lane, ranks, spec())
+    for rank in ranks:
+        rank.ends()
+    gather(lane)
+    dismissed = [rank.soon(rank.is_dismissed) for rank in ranks]
+    lanes.group.over()
+    lane.close()
+    assert [each.result(LONG_S) for each in dismissed] == [True, True]
+    assert lanes.group.killed == []
+    assert not lane.is_usable
+
+
+def test_closing_a_broken_lane_kills_its_ranks(lanes: Lanes) -> None:
+    lane, _ = lanes.in_turn(2)
+    lane.close(is_broken=True)
+    assert lanes.group.killed == [0, 1]
+
+
+def test_ranks_that_do_not_leave_are_killed(lanes: Lanes) -> None:
+    lane, _ = lanes.in_turn(stop_grace_s=0.05)
+    lane.close()
+    assert lanes.group.killed == [0]
