@@ -17,13 +17,13 @@ from typer.core import TyperGroup
 
 from heats.cli_promote import register as register_promotion
 from heats.errors import ConfigError, HeatsError, LedgerError
+from heats.tracking.root import find_root, store_uri
 
 if TYPE_CHECKING:
     from heats.record import SweepRecord
 
 EXIT_INCOMPLETE = 1
 EXIT_BAD_INPUT = 2
-DEFAULT_ROOT = "mlruns"
 _FIRST_PORT = 5000
 _SYNC_TIMEOUT_S = 600.0
 
@@ -70,28 +70,6 @@ def main() -> None:
     """The console script."""
     logging.basicConfig(level=logging.WARNING, format="heats: %(message)s", stream=sys.stderr)
     app()
-
-
-def find_root(root: Path | None) -> Path:
-    """The tracking root: the one given, or `mlruns` here or in the nearest folder above.
-
-    Raises:
-        ConfigError: There is none.
-    """
-    if root is not None:
-        if root.is_dir():
-            return root.absolute()
-        msg = f"--root {root}: there is no such folder."
-        raise ConfigError(msg)
-    here = Path.cwd()
-    for folder in (here, *here.parents):
-        if (folder / DEFAULT_ROOT).is_dir():
-            return folder / DEFAULT_ROOT
-    msg = (
-        f"There is no {DEFAULT_ROOT} folder in {here} or above it. Run this in the folder of the "
-        "sweep, or give --root."
-    )
-    raise ConfigError(msg)
 
 
 def _open_sweep(root: Path | None, name: str) -> tuple[Path, SweepRecord, str]:
@@ -217,7 +195,7 @@ def ui(
 ) -> None:
     """Serve the MLflow pages of this tracking root on localhost."""
     tracking_root = find_root(root)
-    uri = _store_uri(tracking_root)
+    uri = store_uri(tracking_root)
     if uri.startswith(("http://", "https://")):
         from heats.tracking.provenance import redact_url
 
@@ -236,26 +214,6 @@ def ui(
     # for features that sweeps do not use.
     settings = {"MLFLOW_BACKEND_STORE_URI": uri, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     os.execve(sys.executable, command, {**os.environ, **settings})
-
-
-def _store_uri(root: Path) -> str:
-    """The store of the newest sweep; the one in the root where that has moved with its folder."""
-    from heats.tracking.ledger import list_sweeps, read_sweep
-
-    own = root / "mlflow.db"
-    for sweep_dir in list_sweeps(root):
-        try:
-            uri = read_sweep(sweep_dir).start.tracking_uri
-        except LedgerError:
-            continue
-        scheme, _, path = uri.partition(":///")
-        if scheme != "sqlite" or Path(path).exists():
-            return uri
-        break
-    if own.exists():
-        return f"sqlite:///{own}"
-    msg = f"There is no MLflow store in {root} yet: run a sweep first, or give another --root."
-    raise ConfigError(msg)
 
 
 def _free_port() -> int:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from heats.errors import PromotionRefusedError, TrackingError
+from heats.tracking.root import find_root, store_uri
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -82,7 +83,6 @@ def promote(
 
     Exit code 1 and both values if it is refused.
     """
-    from heats.cli import find_root
     from heats.tracking.ledger import find_sweep
 
     sweep_dir = find_sweep(find_root(root), sweep)
@@ -120,9 +120,7 @@ def rollback(
     as_json: _JsonOption = False,
 ) -> None:
     """Give the alias back to the version that held it before."""
-    from heats.cli import _store_uri, find_root
-
-    uri = tracking_uri or _store_uri(find_root(root))
+    uri = tracking_uri or store_uri(find_root(root))
     with _refusals(as_json=as_json), _progress(is_shown=not as_json) as on_step:
         on_step("Opening MLflow")
         from heats.tracking.registry import rollback as roll_back

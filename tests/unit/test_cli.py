@@ -13,9 +13,10 @@ import pytest
 from tests.fakes import fake_events, fake_start, write_ledger
 from typer.testing import CliRunner, Result
 
-from heats.cli import app, find_root
+from heats.cli import app
 from heats.errors import ConfigError
 from heats.tracking.ledger import Ledger
+from heats.tracking.root import find_root
 
 Executed = list[tuple[list[str], dict[str, str]]]
 

@@ -72,13 +72,14 @@ def trial_config(path: Path) -> dict[str, Any]:
     """
     from hydra.conf import HydraConf
     from hydra.core.hydra_config import HydraConfig
+    from hydra.core.plugins import Plugins
     from hydra.core.singleton import Singleton
     from hydra.core.utils import setup_globals
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    importlib.import_module("hydra_plugins.heats_sweeper.heats_sweeper")  # brings its resolvers
+    Plugins.instance()  # Loads them, and with them their resolvers.
     singletons = Singleton.get_state()
     try:
         setup_globals()

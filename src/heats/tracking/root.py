@@ -1,0 +1,55 @@
+"""The tracking root, and the MLflow store of its sweeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from heats.errors import ConfigError, LedgerError
+
+DEFAULT_ROOT = "mlruns"
+
+
+def find_root(root: Path | None) -> Path:
+    """The tracking root: the one given, or `mlruns` here or in the nearest folder above.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    if root is not None:
+        if root.is_dir():
+            return root.absolute()
+        msg = f"--root {root}: there is no such folder."
+        raise ConfigError(msg)
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / DEFAULT_ROOT).is_dir():
+            return folder / DEFAULT_ROOT
+    msg = (
+        f"There is no {DEFAULT_ROOT} folder in {here} or above it. Run this in the folder of the "
+        "sweep, or give --root."
+    )
+    raise ConfigError(msg)
+
+
+def store_uri(root: Path) -> str:
+    """The store of the newest sweep; the one in the root where that has moved with its folder.
+
+    Raises:
+        ConfigError: There is no store yet.
+    """
+    from heats.tracking.ledger import list_sweeps, read_sweep
+
+    own = root / "mlflow.db"
+    for sweep_dir in list_sweeps(root):
+        try:
+            uri = read_sweep(sweep_dir).start.tracking_uri
+        except LedgerError:
+            continue
+        scheme, _, path = uri.partition(":///")
+        if scheme != "sqlite" or Path(path).exists():
+            return uri
+        break
+    if own.exists():
+        return f"sqlite:///{own}"
+    msg = f"There is no MLflow store in {root} yet: run a sweep first, or give another --root."
+    raise ConfigError(msg)
