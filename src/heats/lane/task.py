@@ -56,8 +56,6 @@ class TaskRef:
         }
         if spec is not None and spec.name != "__main__":
             return cls(None, spec.name, None, **here)
-        if spec is not None and script is not None:  # `python -m package` runs package/__main__.py
-            return cls(None, spec.parent, None, **here)
         if script is not None:
             return cls(str(Path(script).resolve()), None, None, **here)
         from ray import cloudpickle
@@ -74,11 +72,11 @@ class TaskRef:
         """
         from hydra.core.plugins import Plugins
 
-        Plugins.instance()  # Loads them: resolvers that a plugin registers must be here as well.
         os.chdir(self.cwd)
         sys.argv = list(self.argv)
         known = set(sys.path)
         sys.path[:0] = [entry for entry in self.path if entry not in known]
+        Plugins.instance()  # Loads them: resolvers that a plugin registers must be here as well.
         if self.pickled is not None:
             function: TaskFunction = pickle.loads(self.pickled)
             return function
