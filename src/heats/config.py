@@ -96,12 +96,13 @@ class ScalingConf:
 
     `num_workers` null: one. `use_gpu` null: yes where the cluster has GPUs. A run without a search
     space takes every GPU (one worker each), or all CPUs in one worker. `resources_per_worker` is
-    Ray's mapping (`CPU`, `GPU`, custom), null: one GPU, or one CPU.
+    Ray's mapping (`CPU`, `GPU`, custom), empty: one GPU, or one CPU.
     """
 
     num_workers: int | None = None
     use_gpu: bool | None = None
-    resources_per_worker: dict[str, float] | None = None
+    # Not null: Hydra cannot set `{CPU: 1}` over a null mapping from the command line.
+    resources_per_worker: dict[str, float] | None = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Raise ConfigError where a bound does not hold."""
