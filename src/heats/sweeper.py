@@ -295,7 +295,10 @@ def _execute(plan: Plan) -> int:
 def _run_inline(plan: Plan, race: Race) -> None:
     from heats.lane.inline import run_inline
 
-    run_inline(race, plan.task_function, seed=plan.conf.seed)
+    num_threads = None
+    if plan.space.dimensions:  # As a lane's worker has them; a single run takes all CPUs.
+        num_threads = int((plan.conf.scaling.resources_per_worker or {}).get("CPU", 1))
+    run_inline(race, plan.task_function, seed=plan.conf.seed, num_threads=num_threads)
 
 
 def _run_in_lanes(plan: Plan, race: Race, view: LiveView) -> None:

@@ -17,12 +17,21 @@ if TYPE_CHECKING:
     from heats.trial import Coordinator, Report, TrialSpec
 
 
-def run_inline(coordinator: Coordinator, function: TaskFunction, *, seed: int) -> None:
-    """Run the coordinator's trials here; breakpoints work and output goes to the terminal."""
+def run_inline(
+    coordinator: Coordinator, function: TaskFunction, *, seed: int, num_threads: int | None = None
+) -> None:
+    """Run the coordinator's trials here; breakpoints work and output goes to the terminal.
+
+    `num_threads` is torch's, None: its own default. OMP_NUM_THREADS goes first, as it does in Ray.
+    """
+    import torch
+
     from heats.lane.context import quiet_ray_train
     from heats.lane.reset import RankState
 
     quiet_ray_train()
+    if num_threads is not None and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, num_threads))
     state = RankState()
     while not coordinator.is_done():
         spec = coordinator.next_trial()
