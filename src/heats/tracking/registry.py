@@ -127,10 +127,9 @@ def connection(tracking_uri: str) -> Iterator[MlflowClient]:
     try:
         yield MlflowClient(tracking_uri, registry_uri=tracking_uri)
     except MlflowException as exc:
-        msg = (
-            f"MLflow at {redact_url(tracking_uri)} refused or did not answer: "
-            f"{last_line(exc.message)} Run the same command again to go on."
-        )
+        reason = redact_url(last_line(exc.message))
+        what = "does not answer" if "Max retries exceeded" in reason else f"refused: {reason}"
+        msg = f"MLflow at {redact_url(tracking_uri)} {what.rstrip('.')}. The same command goes on from here."
         raise TrackingError(msg) from exc
     finally:
         mlflow.set_tracking_uri(previous)  # type: ignore[arg-type]  # None: as it was
