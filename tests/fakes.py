@@ -16,13 +16,16 @@ from heats.trial import (
     Event,
     Judged,
     Objective,
+    Outcome,
     ParamValue,
+    Report,
     Reported,
     RunCreated,
     SweepEnded,
     SweepStarted,
     TrialAsked,
     TrialEnded,
+    TrialSpec,
     TrialState,
     TurnStarted,
     Verdict,
@@ -68,6 +71,43 @@ class FakeRuns:
             run_id=f"{trial.number:032x}",
             artifact_dir=str(folder),
         )
+
+
+class FakeCoordinator:
+    """Hands out `specs`, gives every report the same verdict, and notes what it is told."""
+
+    def __init__(self, specs: list[TrialSpec], *, verdict: Verdict = Verdict.CONTINUE) -> None:
+        self._specs, self._verdict = specs, verdict
+        self.is_over = False
+        self.recorded: list[tuple[int, list[Report]]] = []
+        self.ended: list[tuple[int, Outcome]] = []
+
+    def next_trial(self) -> TrialSpec | None:
+        return self._specs.pop(0) if self._specs else None
+
+    def is_done(self) -> bool:
+        return self.is_over
+
+    def record(self, number: int, reports: list[Report]) -> Verdict:
+        self.recorded.append((number, reports))
+        return self._verdict
+
+    def end(self, number: int, outcome: Outcome) -> None:
+        self.ended.append((number, outcome))
+
+
+def fake_spec(number: int = 0, **changes: Any) -> TrialSpec:
+    """The first attempt at a trial, with an empty config."""
+    values: dict[str, Any] = {
+        "number": number,
+        "attempt": 0,
+        "config": b"",
+        "run_id": None,
+        "artifact_dir": "artifacts",
+        "job_dir": "jobs",
+        "checkpoint": None,
+    }
+    return TrialSpec(**{**values, **changes})
 
 
 def fake_start(study_name: str = "digits", **changes: Any) -> SweepStarted:

@@ -150,6 +150,8 @@ class Lane:
     def stop(self) -> bool:
         """End the running turn at its ranks' next report; False where they did not in time."""
         with self._changed:
+            if self._is_closing:
+                return True
             if self._state is None or self._lost is not None or not self._state.is_posted:
                 self._state = None
                 return self._lost is None
@@ -164,6 +166,8 @@ class Lane:
 
     def close(self, *, is_broken: bool = False) -> None:
         """End the worker group: by word, or where ranks do not listen any more, by force."""
+        if self._is_closing:
+            return
         self._is_closing = True
         if is_broken or self._lost is not None:
             self._kill_ranks()

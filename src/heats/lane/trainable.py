@@ -13,6 +13,8 @@ from heats.lane.lane import Lane
 from heats.trial import Ending, Outcome
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from heats.lane.lane import LaneSettings
     from heats.trial import Report, TrialSpec
 
@@ -30,11 +32,13 @@ class LaneTrainable(tune.Trainable):
     before anything else of a new trial, so a turn starts in its first `step`.
     """
 
+    make_lane: Callable[[LaneSettings], Lane] = Lane
+
     def setup(self, config: dict[str, Any]) -> None:
         """Start the lane; its workers load while Tune goes on."""
         self._settings: LaneSettings = config["settings"]
         self._spec: TrialSpec | None = config["spec"]
-        self._lane = Lane(self._settings)
+        self._lane = self.make_lane(self._settings)
 
     def step(self) -> dict[str, Any]:
         """Reports up to the next decision, and the outcome when the turn is over."""
@@ -79,4 +83,4 @@ class LaneTrainable(tune.Trainable):
 
     def _renew_if_needed(self) -> None:
         if not self._lane.is_usable:
-            self._lane = Lane(self._settings)
+            self._lane = self.make_lane(self._settings)

@@ -8,25 +8,18 @@ from multiprocessing import AuthenticationError
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.fakes import fake_spec
 
 from heats.lane.mailbox import Mailbox, RankMailbox
 from heats.lane.messages import RankBroken, RankReady, RankReport, Turn, VerdictRequest
-from heats.trial import Report, TrialSpec, Verdict
+from heats.trial import Report, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from heats.lane.messages import RankMessage
 
-SPEC = TrialSpec(
-    number=7,
-    attempt=0,
-    config=b"",
-    run_id=None,
-    artifact_dir="artifacts",
-    job_dir="jobs",
-    checkpoint=None,
-)
+SPEC = fake_spec(7)
 TURN = Turn(1, SPEC)
 
 

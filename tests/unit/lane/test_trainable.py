@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.fakes import fake_spec
+
+from heats.config import Direction, Isolation, LaneConf
+from heats.errors import LaneLostError
+from heats.lane.lane import Lane, LaneSettings
+from heats.lane.task import TaskRef
+from heats.lane.trainable import OUTCOME, REPORTS, LaneTrainable
+from heats.trial import Ending, Objective, Outcome, Report, TrialSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+RETURNED = Outcome(Ending.RETURNED, returned=0.5)
+RAISED = Outcome(Ending.RAISED, error="no data")
+REPORT = Report(0.0, {"loss": 0.5})
+
+
+class ScriptedLane(Lane):
+    """Gives what a test wrote down, and notes what is asked of it."""
+
+    def __init__(self, script: list[tuple[list[Report], Outcome | None] | LaneLostError]) -> None:
+        self._script = script
+        self.notes: list[Any] = []
+        self.stops = True
+        self._is_open = True
+
+    @property
+    def is_usable(self) -> bool:
+        return self._is_open
+
+    def begin(self, spec: TrialSpec) -> None:
+        self.notes.append(("begin", spec.number))
+
+    def gather(self) -> tuple[list[Report], Outcome | None]:
+        step = self._script.pop(0)
+        if isinstance(step, LaneLostError):
+            raise step
+        return step
+
+    def stop(self) -> bool:
+        self.notes.append("stop")
+        return self.stops
+
+    def close(self, *, is_broken: bool = False) -> None:
+        self._is_open = False
+        self.notes.append("kill" if is_broken else "close")
+
+
+class Lanes:
+    """A trainable on scripted lanes; each new lane goes on with the same script."""
+
+    def __init__(self, isolation: Isolation = Isolation.lane) -> None:
+        self.script: list[tuple[list[Report], Outcome | None] | LaneLostError] = []
+        self.made: list[ScriptedLane] = []
+        self._isolation = isolation
+
+    def trainable(self) -> LaneTrainable:
+        class Scripted(LaneTrainable):
+            make_lane: Callable[[LaneSettings], Lane] = staticmethod(self._make)
+
+        trainable: LaneTrainable = Scripted.__new__(Scripted)  # Tune's own set-up needs Ray.
+        settings = LaneSettings(
+            task=TaskRef("train.py", None),
+            objective=Objective("loss", Direction.minimize),
+            asha=None,
+            lane=LaneConf(isolation=self._isolation),
+            num_workers=1,
+            use_gpu=False,
+            resources_per_worker={"CPU": 1.0},
+            storage_path="lanes",
+            tracking_uri="sqlite:///mlflow.db",
+            seed=0,
+            system_interval_s=None,
+        )
+        trainable.setup({"spec": fake_spec(0), "settings": settings})
+        return trainable
+
+    def _make(self, settings: LaneSettings) -> Lane:
+        self.made.append(ScriptedLane(self.script))
+        return self.made[-1]
+
+
+def test_lane_serves_trial_after_trial() -> None:
+    lanes = Lanes()
+    lanes.script += [([REPORT], None), ([], RETURNED), ([], RETURNED)]
+    trainable = lanes.trainable()
+    assert trainable.step() == {REPORTS: [REPORT], OUTCOME: None}
+    assert trainable.step() == {REPORTS: [], OUTCOME: RETURNED}
+    assert trainable.reset_config({"spec": fake_spec(1)})
+    assert trainable.step()[OUTCOME] == RETURNED
+    trainable.cleanup()
+    (lane,) = lanes.made
+    assert lane.notes == [("begin", 0), "stop", ("begin", 1), "stop", "close"]
+
+
+def test_lost_lane_is_killed_and_the_next_trial_gets_another() -> None:
+    lanes = Lanes()
+    lanes.script += [LaneLostError("rank 0 went away"), ([], RETURNED)]
+    trainable = lanes.trainable()
+    outcome = Outcome(Ending.LOST, error="rank 0 went away")
+    assert trainable.step() == {REPORTS: [], OUTCOME: outcome}
+    trainable.reset_config({"spec": fake_spec(1)})
+    assert trainable.step()[OUTCOME] == RETURNED
+    assert [lane.notes[:2] for lane in lanes.made] == [[("begin", 0), "kill"], [("begin", 1)]]
+
+
+def test_lane_is_left_after_an_error_of_user_code() -> None:
+    lanes = Lanes()
+    lanes.script += [([REPORT], RAISED), ([], RETURNED)]
+    trainable = lanes.trainable()
+    assert trainable.step() == {REPORTS: [REPORT], OUTCOME: RAISED}
+    trainable.reset_config({"spec": fake_spec(1)})
+    trainable.step()
+    assert lanes.made[0].notes == [("begin", 0), "close", "stop"]
+    assert lanes.made[1].notes == [("begin", 1)]
+
+
+def test_rank_that_does_not_stop_in_time_is_killed_and_the_key_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    lanes = Lanes()
+    lanes.script += [([REPORT], None), ([], RETURNED)]
+    trainable = lanes.trainable()
+    trainable.step()
+    lanes.made[0].stops = False
+    trainable.reset_config({"spec": fake_spec(1)})
+    assert "lane.stop_grace_s=5" in caplog.text
+    trainable.step()
+    assert lanes.made[0].notes == [("begin", 0), "stop", "kill"]
+    assert lanes.made[1].notes == [("begin", 1)]
+
+
+def test_isolated_trial_has_a_lane_of_its_own() -> None:
+    lanes = Lanes(Isolation.process)
+    lanes.script += [([], RETURNED), ([], RETURNED)]
+    trainable = lanes.trainable()
+    trainable.step()
+    trainable.reset_config({"spec": fake_spec(1)})
+    trainable.step()
+    assert [lane.notes for lane in lanes.made] == [[("begin", 0), "stop", "close"], [("begin", 1)]]
