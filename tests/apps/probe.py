@@ -1,0 +1,132 @@
+"""A Hydra app that is not ours, with trials that try a lane's patience.
+
+Everything that makes it hard to run a function elsewhere is in it: an Enum and a dataclass of
+`__main__`, a structured config registered at import, a resolver under the main guard. It knows
+nothing of heats; `hydra/sweeper=heats` on its command line is all.
+"""
+
+import json
+import os
+import signal
+import tempfile
+import time
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+import hydra
+import ray.train
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
+
+
+class Case(Enum):
+    """What a trial does."""
+
+    returns = "returns"
+    reports = "reports"
+    dies = "dies"
+    tells = "tells"
+    swallows = "swallows"
+    hangs = "hangs"
+
+
+@dataclass
+class Probe:
+    """The app's config; `doubled` needs the resolver."""
+
+    case: Case = Case.returns
+    x: int = 0
+    epochs: int = 6
+    doubled: int = 0
+    folder: str = "probes"
+
+
+@dataclass
+class Point:
+    """A class of `__main__`, made in the trial."""
+
+    x: int
+
+
+ConfigStore.instance().store(name="probe", node=Probe)
+
+
+@hydra.main(version_base="1.3", config_path=None, config_name="probe")
+def main(cfg: Probe) -> float | None:
+    """Run the case; the returned number is x + 2 * doubled."""
+    if not isinstance(cfg.case, Case):
+        msg = f"{cfg.case!r} is of another {Case.__name__} than this module's"
+        raise TypeError(msg)
+    point = Point(cfg.x)
+    match cfg.case:
+        case Case.returns:
+            pass
+        case Case.tells:
+            _tell(cfg)
+        case _:
+            _train(cfg)
+    return float(point.x + cfg.doubled)
+
+
+def _train(cfg: Probe) -> None:
+    """Report `loss` = x in each epoch, with a file of each rank in the checkpoint."""
+    rank = ray.train.get_context().get_world_rank()
+    start = _epoch_of(ray.train.get_checkpoint())
+    Path(cfg.folder).mkdir(exist_ok=True)
+    done = Path(cfg.folder, f"epochs-{HydraConfig.get().job.num}-{rank}")
+    for epoch in range(start + 1, cfg.epochs + 1):
+        if cfg.case is Case.hangs and cfg.x == 1 and epoch == 3:
+            Path(cfg.folder, "hanging").write_text(str(os.getpid()))
+            time.sleep(600)
+        if cfg.case is Case.dies and cfg.x == 1 and epoch == 4 and start == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with done.open("a") as file:
+            file.write(f"{epoch}\n")
+        with tempfile.TemporaryDirectory() as directory:
+            Path(directory, f"rank-{rank}.json").write_text(json.dumps({"epoch": epoch}))
+            checkpoint = ray.train.Checkpoint(directory)
+            metrics = {"loss": float(cfg.x), "epoch": epoch, "start": start}
+            if cfg.case is not Case.swallows:
+                ray.train.report(metrics, checkpoint=checkpoint)
+                continue
+            try:
+                ray.train.report(metrics, checkpoint=checkpoint)
+            except Exception as exc:  # noqa: BLE001 - what such code does is the point
+                print("not stopped by", exc)  # noqa: T201
+
+
+def _tell(cfg: Probe) -> None:
+    """Write down what `ray.train` says of a trial, before and after its first report."""
+    context = ray.train.get_context()
+    told: dict[str, object] = {
+        "name": context.get_experiment_name(),
+        "rank": context.get_world_rank(),
+        "size": context.get_world_size(),
+        "local rank": context.get_local_rank(),
+        "local size": context.get_local_world_size(),
+        "node rank": context.get_node_rank(),
+        "first checkpoint": ray.train.get_checkpoint() is None,
+        "job": HydraConfig.get().job.num,
+        "mlflow": sorted(key for key in os.environ if key.startswith("MLFLOW_RUN")),
+    }
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory, "rank-0.json").write_text(json.dumps({"epoch": 1}))
+        ray.train.report({"loss": 0.5, "epoch": 1}, checkpoint=ray.train.Checkpoint(directory))
+    told["epoch"] = _epoch_of(ray.train.get_checkpoint())
+    told["reported"] = [each.metrics for each in ray.train.get_all_reported_checkpoints()]
+    Path(cfg.folder).mkdir(exist_ok=True)
+    Path(cfg.folder, f"told-{cfg.x}.json").write_text(json.dumps(told))
+
+
+def _epoch_of(checkpoint: ray.train.Checkpoint | None) -> int:
+    if checkpoint is None:
+        return 0
+    with checkpoint.as_directory() as directory:
+        return int(json.loads(Path(directory, "rank-0.json").read_text())["epoch"])
+
+
+if __name__ == "__main__":
+    OmegaConf.register_new_resolver("doubled", lambda x: 2 * x)
+    main()

@@ -1,0 +1,225 @@
+"""Sweeps of real trials in real lanes, in the test process and on one shared Ray cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from omegaconf import OmegaConf
+
+from heats.record import SweepRecord
+from heats.tracking.ledger import read_sweep
+from heats.trial import TrialState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+APPS = Path(__file__).parents[1] / "apps"
+
+# A busy machine takes half a minute to start a lane.
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("ray_cluster")]
+
+
+@pytest.fixture
+def run_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., SweepRecord]:
+    """Runs an app as `python APP OVERRIDES` would, but in this process; gives its sweep."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(app: Path, *overrides: str, name: str = "sweep", exit_code: int = 0) -> SweepRecord:
+        argv = [str(app), *overrides, f"hydra.sweeper.study_name={name}"]
+        monkeypatch.setattr(sys, "argv", argv)
+        code: object = 0
+        try:
+            runpy.run_path(str(app), run_name="__main__")
+        except SystemExit as exc:
+            code = exc.code
+        record = read_sweep(tmp_path / "mlruns" / "sweeps" / name)
+        assert code == exit_code, [trial.error for trial in record.trials.values()]
+        return record
+
+    return run
+
+
+@pytest.fixture
+def run_probe(run_app: Callable[..., SweepRecord], tmp_path: Path) -> Callable[..., SweepRecord]:
+    """Runs sweeps of tests/apps/probe.py, copied to a folder of its own."""
+    app = tmp_path / "probe.py"
+    shutil.copy(APPS / "probe.py", app)
+
+    def run(case: str, *overrides: str, metric: str = "loss", **how: object) -> SweepRecord:
+        OmegaConf.clear_resolver("doubled")  # A process of its own would not know it either.
+        return run_app(
+            app,
+            "-m",
+            "hydra/sweeper=heats",
+            f"case={case}",
+            f"hydra.sweeper.objective.metric={metric}",
+            *overrides,
+            **how,
+        )
+
+    return run
+
+
+def losses(record: SweepRecord, number: int) -> list[float]:
+    return [report.metrics["train_loss"] for report in record.trials[number].reports]
+
+
+def counted(tmp_path: Path, number: int, rank: int) -> list[int]:
+    """The epochs that a rank of a trial began to report, over all its attempts."""
+    path = tmp_path / "probes" / f"epochs-{number}-{rank}"
+    return [int(line) for line in path.read_text().split()]
+
+
+def test_third_turn_of_a_lane_trains_bit_for_bit_like_a_process_of_its_own(
+    run_app: Callable[..., SweepRecord], project_dir: Path
+) -> None:
+    app = project_dir / "sweep.py"
+    common = ("epochs=4", "scheduler=none", "scaling.resources_per_worker={CPU:1}", "lr=0.01")
+    warm = run_app(
+        app,
+        "-m",
+        *common,
+        "recipe.config.hidden=16,32,48",
+        "hydra/sweeper/sampler=grid",
+        "lane.max_concurrent=1",
+        name="warm",
+    )
+    third = warm.trials[2]
+    cold = run_app(
+        app,
+        *common,
+        *(override for override in third.overrides),
+        "lane.isolation=process",
+        name="cold",
+    )
+    assert len(losses(warm, 2)) == 4
+    assert losses(warm, 2) == losses(cold, 0)
+    assert losses(warm, 1) != losses(cold, 0)
+
+
+def test_ranks_stop_at_the_same_report_and_share_a_checkpoint_directory(
+    run_probe: Callable[..., SweepRecord], tmp_path: Path
+) -> None:
+    record = run_probe(
+        "reports",
+        "x=0,3,2,1",
+        "hydra.sweeper.scaling.num_workers=2",
+        "hydra.sweeper.asha.max_resource=6",
+        "hydra.sweeper.asha.reduction_factor=2",
+        "hydra.sweeper.lane.verdict_wait_s=5",
+        "hydra.sweeper.lane.max_concurrent=1",
+    )
+    states = [record.trials[number].state for number in range(4)]
+    assert states == [TrialState.COMPLETE, *[TrialState.PRUNED] * 3]
+    for trial in record.trials.values():
+        reports = [report.index for report in trial.reports]
+        assert reports == list(range(1, len(reports) + 1)), "each report counts once, not per rank"
+        assert counted(tmp_path, trial.number, 0) == counted(tmp_path, trial.number, 1) == reports
+    kept = record.trials[0].best_checkpoint(record.objective)
+    assert kept is not None
+    assert kept.checkpoint is not None
+    assert sorted(os.listdir(kept.checkpoint)) == ["rank-0.json", "rank-1.json"]
+    assert not any(record.trials[number].checkpoints for number in (1, 2, 3))
+
+
+def test_trial_goes_on_from_its_checkpoint_when_its_rank_is_killed(
+    run_probe: Callable[..., SweepRecord], tmp_path: Path
+) -> None:
+    record = run_probe(
+        "dies",
+        "x=0,1,2,3",
+        "hydra.sweeper.scheduler=none",
+        "hydra.sweeper.lane.max_concurrent=2",
+    )
+    assert record.counts()[TrialState.COMPLETE] == 4
+    died = record.trials[1]
+    assert [trial.attempts for _, trial in sorted(record.trials.items())] == [1, 2, 1, 1]
+    assert [report.resource for report in died.reports] == [1, 2, 3, 4, 5, 6]
+    assert [report.metrics["start"] for report in died.reports] == [0, 0, 0, 3, 3, 3]
+    assert counted(tmp_path, 1, rank=0) == [1, 2, 3, 4, 5, 6]
+
+
+def test_ray_train_says_the_same_in_every_isolation(
+    run_probe: Callable[..., SweepRecord], tmp_path: Path
+) -> None:
+    told = {}
+    for isolation in ("lane", "process", "inline"):
+        record = run_probe(
+            "tells",
+            "x=5",
+            f"folder={isolation}",
+            f"hydra.sweeper.lane.isolation={isolation}",
+            name=isolation,
+        )
+        assert record.trials[0].state is TrialState.COMPLETE
+        told[isolation] = json.loads((tmp_path / isolation / "told-5.json").read_text())
+    assert told["lane"] == told["process"] == told["inline"]
+    assert told["lane"] == {
+        "name": "trial-0",
+        "rank": 0,
+        "size": 1,
+        "local rank": 0,
+        "local size": 1,
+        "node rank": 0,
+        "first checkpoint": True,
+        "job": 0,
+        "mlflow": ["MLFLOW_RUN_ID"],
+        "epoch": 1,
+        "reported": [{"loss": 0.5, "epoch": 1}],
+    }
+
+
+def test_trial_that_catches_every_exception_is_stopped_all_the_same(
+    run_probe: Callable[..., SweepRecord], tmp_path: Path
+) -> None:
+    record = run_probe(
+        "swallows",
+        "x=0,1,2",
+        "hydra.sweeper.asha.max_resource=6",
+        "hydra.sweeper.lane.verdict_wait_s=5",
+        "hydra.sweeper.lane.max_concurrent=1",
+    )
+    assert [record.trials[number].state for number in range(3)] == [
+        TrialState.COMPLETE,
+        TrialState.PRUNED,
+        TrialState.PRUNED,
+    ]
+    assert counted(tmp_path, 1, rank=0) == [1]
+
+
+def test_trial_that_never_reports_again_is_ended_after_its_grace(
+    run_probe: Callable[..., SweepRecord], tmp_path: Path
+) -> None:
+    started = time.monotonic()
+    record = run_probe(
+        "hangs",
+        "x=0,1",
+        "hydra.sweeper.scheduler=none",
+        "hydra.sweeper.lane.max_concurrent=2",
+        "hydra.sweeper.lane.stop_grace_s=1",
+        "hydra.sweeper.stop.time_limit_s=45",
+    )
+    assert time.monotonic() - started < 90
+    assert record.trials[0].state is TrialState.COMPLETE
+    assert record.trials[1].state is TrialState.PRUNED
+    assert len(record.trials[1].reports) == 2
+    pid = int((tmp_path / "probes" / "hanging").read_text())
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_app_without_reports_is_judged_by_its_return_value(
+    run_probe: Callable[..., SweepRecord],
+) -> None:
+    record = run_probe("returns", "x=3,1,2", "doubled='${doubled:${x}}'", metric="null")
+    assert [record.trials[number].value for number in range(3)] == [9.0, 3.0, 6.0]
+    best = record.best()
+    assert best is not None
+    assert best.params == {"x": 1}
