@@ -129,7 +129,8 @@ def connection(tracking_uri: str) -> Iterator[MlflowClient]:
     except MlflowException as exc:
         reason = redact_url(last_line(exc.message))
         what = "does not answer" if "Max retries exceeded" in reason else f"refused: {reason}"
-        msg = f"MLflow at {redact_url(tracking_uri)} {what.rstrip('.')}. The same command goes on from here."
+        shown = redact_url(tracking_uri)
+        msg = f"MLflow at {shown} {what.rstrip('.')}. The same command goes on from here."
         raise TrackingError(msg) from exc
     finally:
         mlflow.set_tracking_uri(previous)  # type: ignore[arg-type]  # None: as it was
