@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from heats.cluster import Node, WorkerShape, capacity, local_node, worker_shape
+from heats.config import ClusterConf, ScalingConf
+from heats.errors import ConfigError
+
+CPUS = [Node({"CPU": 8.0})]
+GPUS = [Node({"CPU": 8.0, "GPU": 4.0}), Node({"CPU": 16.0, "GPU": 2.0})]
+MIXED = [Node({"CPU": 8.0}), Node({"CPU": 4.0, "GPU": 1.0})]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "is_single_run", "conf", "shape"),
+    [
+        (CPUS, False, ScalingConf(), WorkerShape(1, False, {"CPU": 1.0})),
+        (CPUS, True, ScalingConf(), WorkerShape(1, False, {"CPU": 8.0})),
+        (CPUS, True, ScalingConf(num_workers=2), WorkerShape(2, False, {"CPU": 1.0})),
+        (GPUS, False, ScalingConf(), WorkerShape(1, True, {"GPU": 1.0})),
+        (GPUS, False, ScalingConf(num_workers=4), WorkerShape(4, True, {"GPU": 1.0})),
+        (GPUS, True, ScalingConf(), WorkerShape(6, True, {"GPU": 1.0})),
+        (GPUS, True, ScalingConf(use_gpu=False), WorkerShape(1, False, {"CPU": 16.0})),
+        (MIXED, True, ScalingConf(), WorkerShape(1, True, {"GPU": 1.0})),
+        (
+            GPUS,
+            False,
+            ScalingConf(resources_per_worker={"GPU": 0.5, "CPU": 2.0}),
+            WorkerShape(1, True, {"GPU": 0.5, "CPU": 2.0}),
+        ),
+    ],
+)
+def test_shape_of_a_trial_follows_what_the_cluster_has(
+    nodes: list[Node], is_single_run: bool, conf: ScalingConf, shape: WorkerShape
+) -> None:
+    assert worker_shape(conf, nodes, is_single_run=is_single_run) == shape
+
+
+@pytest.mark.parametrize(
+    ("nodes", "conf", "told"),
+    [
+        (CPUS, ScalingConf(num_workers=9), ["num_workers=9", "has 8 CPU", "Ask for fewer"]),
+        (CPUS, ScalingConf(use_gpu=True), ["has 0 GPU", "scaling.use_gpu=false"]),
+        (CPUS, ScalingConf(resources_per_worker={"TPU": 1.0}), ["1 TPU each", "has 0 TPU"]),
+        # Six workers of 4 CPUs are 24, as many as there are, but one would span two nodes.
+        (
+            [Node({"CPU": 14.0}), Node({"CPU": 10.0})],
+            ScalingConf(num_workers=6, resources_per_worker={"CPU": 4.0}),
+            ["has 24 CPU"],
+        ),
+    ],
+)
+def test_trial_that_does_not_fit_is_refused_with_what_there_is(
+    nodes: list[Node], conf: ScalingConf, told: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        worker_shape(conf, nodes, is_single_run=False)
+    for part in told:
+        assert part in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("shape", "nodes", "num_trials"),
+    [
+        (WorkerShape(1, False, {"CPU": 1.0}), CPUS, 8),
+        (WorkerShape(3, False, {"CPU": 1.0}), CPUS, 2),
+        (WorkerShape(1, False, {"CPU": 3.0}), CPUS, 2),
+        (WorkerShape(1, True, {"GPU": 1.0}), GPUS, 6),
+        (WorkerShape(1, True, {"GPU": 1.0, "CPU": 4.0}), GPUS, 4),
+        (WorkerShape(1, True, {"GPU": 0.1}), MIXED, 10),
+        (WorkerShape(1, False, {"CPU": 0.1}), [Node({"CPU": 0.3})], 3),
+        (WorkerShape(2, True, {"GPU": 1.0}), MIXED, 0),
+        (WorkerShape(1, False, {"CPU": 1.0, "GPU": 0.0}), CPUS, 8),
+        (WorkerShape(1, False, {"CPU": 1.0}), [], 0),
+    ],
+)
+def test_capacity_counts_trials_whose_workers_fit_on_a_node(
+    shape: WorkerShape, nodes: list[Node], num_trials: int
+) -> None:
+    assert capacity(shape, nodes) == num_trials
+
+
+def test_local_node_is_what_is_configured() -> None:
+    assert local_node(ClusterConf(num_cpus=3, num_gpus=0)) == Node({"CPU": 3.0})
+    assert local_node(ClusterConf(num_cpus=3, num_gpus=2)) == Node({"CPU": 3.0, "GPU": 2.0})
+
+
+@pytest.mark.parametrize(
+    ("visible", "num_gpus"), [("", 0), ("-1", 0), ("0", 1), ("0,2", 2), ("GPU-a, GPU-b", 2)]
+)
+def test_local_node_has_the_visible_devices(
+    monkeypatch: pytest.MonkeyPatch, visible: str, num_gpus: int
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    node = local_node(ClusterConf())
+    assert node.resources.get("GPU", 0) == num_gpus
+    assert node.resources["CPU"] == len(os.sched_getaffinity(0))
