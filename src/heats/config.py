@@ -96,13 +96,13 @@ class ScalingConf:
 
     `num_workers` null: one. `use_gpu` null: yes where the cluster has GPUs. A run without a search
     space takes every GPU (one worker each), or all CPUs in one worker. `resources_per_worker` is
-    Ray's mapping (`CPU`, `GPU`, custom), empty: one GPU, or one CPU.
+    Ray's mapping (`CPU`, `GPU`, custom), null: one GPU, or one CPU.
     """
 
     num_workers: int | None = None
     use_gpu: bool | None = None
-    # Not null: Hydra cannot set `{CPU: 1}` over a null mapping from the command line.
-    resources_per_worker: dict[str, float] | None = field(default_factory=dict)
+    # A mapping without a type: the command line could not set a typed one that is null.
+    resources_per_worker: Any = None
 
     def __post_init__(self) -> None:
         """Raise ConfigError where a bound does not hold."""
@@ -112,8 +112,12 @@ class ScalingConf:
             self.num_workers,
             "give 1 or more, or null for automatic",
         )
-        for name, amount in (self.resources_per_worker or {}).items():
-            _require(amount >= 0, f"scaling.resources_per_worker.{name}", amount, "give 0 or more")
+        key, resources = "scaling.resources_per_worker", self.resources_per_worker
+        is_mapping = resources is None or isinstance(resources, dict)
+        _require(is_mapping, key, resources, "give a mapping such as {CPU: 2}, or null")
+        for name, amount in (resources or {}).items():
+            is_amount = isinstance(amount, int | float) and amount >= 0
+            _require(is_amount, f"{key}.{name}", amount, "give a number, 0 or more")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -242,21 +246,15 @@ class PromotionConf:
 
 
 @dataclass(slots=True, kw_only=True)
-class SweepConf:
-    """Everything under `hydra.sweeper`.
+class Sections:
+    """What a sweep can be told, wherever it is told: in the shipped app or under `hydra.sweeper`.
 
-    `params` maps a key to the text of a sweep override (`lr: tag(log, interval(1e-5, 1e-1))`).
-    `n_trials` null: every point of a grid, or 20. `sampler` is a node with a `_target_`; null: a
-    grid where every dimension is a choice, otherwise TPE. `seed` seeds the sampler.
+    `n_trials` null: every point of a grid, or 20; a run without a search space is one trial.
     """
 
     study_name: str | None = None
     n_trials: int | None = None
-    params: dict[str, str] | None = None
-    sampler: Any = None
-    seed: int = 0
     scheduler: Scheduler = Scheduler.asha
-    resume: bool = False
     objective: ObjectiveConf = field(default_factory=ObjectiveConf)
     asha: AshaConf = field(default_factory=AshaConf)
     scaling: ScalingConf = field(default_factory=ScalingConf)
@@ -278,7 +276,22 @@ class SweepConf:
 
 
 @dataclass(slots=True, kw_only=True)
-class AppConf:
+class SweepConf(Sections):
+    """Everything under `hydra.sweeper`.
+
+    `params` maps a key to the text of a sweep override (`lr: tag(log, interval(1e-5, 1e-1))`).
+    `sampler` is a node with a `_target_`; null: a grid where every dimension is a choice, otherwise
+    TPE. `seed` seeds the sampler. `resume` goes on with the sweep `study_name`.
+    """
+
+    params: dict[str, str] | None = None
+    sampler: Any = None
+    seed: int = 0
+    resume: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class AppConf(Sections):
     """The root of the shipped app: common hyperparameters, the recipe, and the sweep's sections."""
 
     lr: float = 1e-3
@@ -287,18 +300,6 @@ class AppConf:
     weight_decay: float = 0.0
     seed: int = 0
     recipe: Any = None
-    study_name: str | None = None
-    n_trials: int | None = None
-    scheduler: Scheduler = Scheduler.asha
-    objective: ObjectiveConf = field(default_factory=ObjectiveConf)
-    asha: AshaConf = field(default_factory=AshaConf)
-    scaling: ScalingConf = field(default_factory=ScalingConf)
-    lane: LaneConf = field(default_factory=LaneConf)
-    checkpoints: CheckpointsConf = field(default_factory=CheckpointsConf)
-    tracking: TrackingConf = field(default_factory=TrackingConf)
-    stop: StopConf = field(default_factory=StopConf)
-    cluster: ClusterConf = field(default_factory=ClusterConf)
-    promotion: PromotionConf = field(default_factory=PromotionConf)
 
 
 def sweeper_node() -> dict[str, Any]:
