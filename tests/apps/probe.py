@@ -56,8 +56,9 @@ ConfigStore.instance().store(name="probe", node=Probe)
 @hydra.main(version_base="1.3", config_path=None, config_name="probe")
 def main(cfg: Probe) -> float | None:
     """Run the case; the returned number is x + 2 * doubled."""
-    if not isinstance(cfg.case, Case):
-        msg = f"{cfg.case!r} is of another {Case.__name__} than this module's"
+    case: object = cfg.case
+    if not isinstance(case, Case):
+        msg = f"{case!r} is of another {Case.__name__} than this module's"
         raise TypeError(msg)
     point = Point(cfg.x)
     match cfg.case:

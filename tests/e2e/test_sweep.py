@@ -121,7 +121,7 @@ def program(project_dir: Path) -> Iterator[Program]:
     program.kill()
 
 
-def wait_for(record: Callable[[], bool], program: Program, timeout_s: float = 120) -> None:
+def wait_for(record: Callable[[], bool], program: Program, timeout_s: float = 200) -> None:
     deadline = time.monotonic() + timeout_s
     while not record():
         assert time.monotonic() < deadline, "the sweep did not come so far"
@@ -136,7 +136,7 @@ def sweep_dir(project_dir: Path, name: str = "race") -> Path:
 def num_ended(project_dir: Path) -> int:
     """How many trials of the sweep are finished, according to its ledger."""
     ledger = sweep_dir(project_dir) / LEDGER
-    return ledger.read_text().count("TrialEnded") if ledger.exists() else 0
+    return ledger.read_text().count('"event":"trial_ended"') if ledger.exists() else 0
 
 
 def mlflow_runs(project_dir: Path, study: str = "race") -> list[Run]:
