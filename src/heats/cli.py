@@ -246,7 +246,7 @@ def resume(
     root: RootOption = None,
 ) -> None:
     """Go on with a sweep that was interrupted, or extend one that is finished."""
-    from heats.sweeper import resume_command
+    from heats.plan import resume_command
     from heats.tracking.ledger import find_sweep
 
     sweep_dir = find_sweep(find_root(root), sweep)

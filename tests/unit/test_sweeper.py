@@ -15,7 +15,7 @@ from heats import sweeper
 from heats.cluster import Node
 from heats.config import Direction, Scheduler
 from heats.errors import ConfigError, LedgerError
-from heats.sweeper import Plan, resume_command
+from heats.plan import Plan, resume_command
 from heats.tracking.ledger import Ledger, read_sweep
 from heats.trial import Objective
 
