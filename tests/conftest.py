@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 REPO = Path(__file__).parents[1]
 
 # Seconds a test may take, its fixtures included. The first integration test starts Ray.
-TIMEOUT_S = {"unit": 10, "integration": 120, "e2e": 300}
+TIMEOUT_S = {"unit": 30, "integration": 120, "e2e": 300}
 
 # Quiet libraries: no usage statistics, nothing from a model hub. Subprocesses inherit it.
 ENVIRONMENT = {

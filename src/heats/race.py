@@ -21,6 +21,7 @@ from heats import checkpoints
 from heats.asha import Asha
 from heats.config import Scheduler
 from heats.errors import ConfigError
+from heats.fate import Fate, fate, is_sealed
 from heats.trial import (
     AttemptLost,
     CheckpointDropped,
@@ -112,7 +113,9 @@ class Race:
         while not self._is_over():
             if self._waiting:
                 number = self._waiting.popleft()
-                if self._is_decided(number):  # The driver died before it said so.
+                if is_sealed(
+                    self.sweep.trials[number], self._objective
+                ):  # The driver died before it said so.
                     self._settle(number, Outcome(Ending.STOPPED))
                     continue
             elif len(self.sweep.trials) < self._num_trials and not self._study.is_exhausted:
@@ -146,7 +149,9 @@ class Race:
     def end(self, number: int, outcome: Outcome) -> None:
         """Write the end of an attempt down: the trial's final state, or that it comes again."""
         self._running.discard(number)
-        if outcome.ending in (Ending.LOST, Ending.STOPPED) and self._is_decided(number):
+        if outcome.ending in (Ending.LOST, Ending.STOPPED) and is_sealed(
+            self.sweep.trials[number], self._objective
+        ):
             outcome = Outcome(Ending.STOPPED)  # The verdict stands, whatever became of the lane.
         elif outcome.ending is Ending.LOST and self._goes_on_after_loss(number, outcome):
             return
@@ -224,7 +229,7 @@ class Race:
         try:
             config = self._composer.compose(trial.overrides, number=number)
         except ConfigError as exc:
-            self._finish(number, TrialState.FAIL, None, str(exc))
+            self._finish(number, Fate(TrialState.FAIL, None, str(exc)))
             return None
         job_dir = self._job_dir / str(config.hydra.sweep.subdir)
         self._logs[number] = job_dir / "rank-0.log"
@@ -321,60 +326,21 @@ class Race:
 
     # --- ends -----------------------------------------------------------------------------------
 
-    def _is_decided(self, number: int) -> bool:
-        """Whether the trial was told to stop for good, so that it never runs again."""
-        trial = self.sweep.trials[number]
-        return (
-            any(judged.verdict is Verdict.STOP for judged in trial.judged)
-            or _divergence(trial, self._objective.name) is not None
-        )
-
     def _settle(self, number: int, outcome: Outcome) -> None:
-        state, value, error = self._judge_end(self.sweep.trials[number], outcome)
-        self._finish(number, state, value, error)
-        if state is TrialState.COMPLETE and value is not None and self._is_target(value):
-            self._end_study(f"trial {number} reached the target {self._conf.stop.target:g}")
-
-    def _judge_end(
-        self, trial: TrialRecord, outcome: Outcome
-    ) -> tuple[TrialState, float | None, str | None]:
-        """Final state, value and error of a trial whose attempt came to this outcome."""
-        best = trial.best_report(self._objective)
-        value = best.metrics[self._objective.name] if best else None
-        diverged = _divergence(trial, self._objective.name)
-        if outcome.ending in (Ending.RAISED, Ending.LOST):
-            return TrialState.FAIL, value, outcome.error
-        if diverged is not None:
-            what = f"{self._objective.name}={diverged.metrics[self._objective.name]}"
-            where = f"{self._objective.resource} {diverged.resource}"
-            return TrialState.PRUNED, value, f"diverged: {what} at {where}"
-        if outcome.ending is Ending.STOPPED and not self._is_complete(trial, value):
-            return TrialState.PRUNED, value, None
-        if outcome.returned is not None and self._objective.metric is None:
-            value = outcome.returned
-            if not math.isfinite(value):
-                return TrialState.FAIL, None, f"The task function returned {value}."
-        if value is None:
-            return TrialState.FAIL, None, self._no_value(trial)
-        return TrialState.COMPLETE, value, None
-
-    def _is_complete(self, trial: TrialRecord, value: float | None) -> bool:
-        """Whether a stopped trial was stopped because there is nothing more to reach."""
-        largest = self._conf.asha.max_resource if self._asha is not None else None
-        is_full = largest is not None and trial.last is not None and trial.last.resource >= largest
-        return is_full or (value is not None and self._is_target(value))
-
-    def _no_value(self, trial: TrialRecord) -> str:
-        if self._objective.metric is None:
-            return (
-                "The task function returned no number. Return the objective as a float, or set "
-                "objective.metric to a metric that it reports."
-            )
-        seen = sorted({name for report in trial.reports for name in report.metrics})
-        return (
-            f"The metric {self._objective.metric!r} was never reported as a finite number; "
-            f"reported: {', '.join(seen) or 'nothing'}. Set objective.metric to one of these."
+        end = fate(
+            self.sweep.trials[number],
+            outcome,
+            self._objective,
+            max_resource=None if self._asha is None else self._conf.asha.max_resource,
+            is_target=self._is_target,
         )
+        self._finish(number, end)
+        if (
+            end.state is TrialState.COMPLETE
+            and end.value is not None
+            and self._is_target(end.value)
+        ):
+            self._end_study(f"trial {number} reached the target {self._conf.stop.target:g}")
 
     def _goes_on_after_loss(self, number: int, outcome: Outcome) -> bool:
         trial = self.sweep.trials[number]
@@ -396,20 +362,23 @@ class Race:
         self._waiting.append(number)
         return True
 
-    def _finish(
-        self, number: int, state: TrialState, value: float | None, error: str | None
-    ) -> None:
+    def _finish(self, number: int, end: Fate) -> None:
         log = None
-        if error is not None and state is TrialState.FAIL:
+        if end.state is TrialState.FAIL:
             path = self._logs.get(number)
             log = str(path) if path is not None and path.exists() else None
         self.write(
             TrialEnded(
-                time_s=time.time(), trial=number, state=state, value=value, error=error, log=log
+                time_s=time.time(),
+                trial=number,
+                state=end.state,
+                value=end.value,
+                error=end.error,
+                log=log,
             ),
             durable=True,
         )
-        self._study.tell(number, state, value)
+        self._study.tell(number, end.state, end.value)
         self._drop_checkpoints()
         self._check_failures()
         self.write_results()
@@ -455,14 +424,6 @@ class Race:
                 f"{limit} trials failed in a row (stop.max_failures). The last one: "
                 f"{last[-1] if last else 'no message'}"
             )
-
-
-def _divergence(trial: TrialRecord, metric: str) -> Reported | None:
-    """The first report whose objective is not finite."""
-    for report in trial.reports:
-        if not math.isfinite(report.metrics.get(metric, 0.0)):
-            return report
-    return None
 
 
 def _scheduler(conf: SweepConf, record: SweepRecord) -> Asha | None:

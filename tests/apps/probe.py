@@ -57,7 +57,7 @@ ConfigStore.instance().store(name="probe", node=Probe)
 def main(cfg: Probe) -> float | None:
     """Run the case; the returned number is x + 2 * doubled."""
     case: object = cfg.case
-    if not isinstance(case, Case):
+    if type(case) is not Case:
         msg = f"{case!r} is of another {Case.__name__} than this module's"
         raise TypeError(msg)
     point = Point(cfg.x)
