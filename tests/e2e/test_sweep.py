@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from heats.record import SweepRecord
 
 APPS = Path(__file__).parents[1] / "apps"
+HEATS = str(Path(sys.executable).with_name("heats"))
 MARK = "HEATS_TEST_MARK"
 
 # Small, but with rungs; two trials at once, so that some run while others are finished.
@@ -232,7 +233,7 @@ def test_killed_sweep_is_finished_by_resume_without_repeating_a_trial(
 
     resumed = Program(project_dir)
     try:
-        assert resumed.run("-m", "heats.cli", "resume", "race") == 0, resumed.output
+        assert resumed.run(HEATS, "resume", "race") == 0, resumed.output
         assert resumed.remaining(within_s=5) == []
     finally:
         resumed.kill()
@@ -271,7 +272,7 @@ def test_interrupted_sweep_leaves_in_ten_seconds_and_is_resumed(
 
     resumed = Program(project_dir)
     try:
-        assert resumed.run("-m", "heats.cli", "resume", "race") == 0, resumed.output
+        assert resumed.run(HEATS, "resume", "race") == 0, resumed.output
     finally:
         resumed.kill()
     after = read_sweep(sweep_dir(project_dir))
