@@ -11,14 +11,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130
 _FULL_ERROR = "HYDRA_FULL_ERROR"
 
 
 def clear_errors(main: Callable[[], Any]) -> Callable[[], Any]:
     """`main`, a `@hydra.main` function, saying in one message what is wrong with its command line.
 
-    What Hydra and heats refuse ends the process with exit code 2 and no traceback. With
-    HYDRA_FULL_ERROR=1 in the environment everything is raised as it is.
+    What Hydra and heats refuse ends the process with exit code 2 and no traceback, Ctrl-C with 130.
+    With HYDRA_FULL_ERROR=1 in the environment everything is raised as it is.
     """
 
     @functools.wraps(main)
@@ -28,6 +29,8 @@ def clear_errors(main: Callable[[], Any]) -> Callable[[], Any]:
         os.environ[_FULL_ERROR] = "1"  # Else Hydra prints what it likes and ends with 1.
         try:
             return main()
+        except KeyboardInterrupt:  # Before the sweep itself takes care of it.
+            raise SystemExit(EXIT_INTERRUPTED) from None
         except Exception as exc:
             if not _is_about_input(exc):
                 raise

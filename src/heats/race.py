@@ -176,6 +176,11 @@ class Race:
         """Whether no trial is owed any more."""
         return not (self._is_interrupted or self._running or self._waiting)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no trial runs now: Ray or the first lane may just be starting."""
+        return not self._running
+
     def interrupt(self, reason: str) -> None:
         """End soon, leaving everything resumable: running trials stop at their next report."""
         self._is_interrupted = True

@@ -109,7 +109,13 @@ def _execute(plan: Plan) -> int:
             on_event=on_event,
         )
         reason, is_finished = "an error", False
-        interrupts = Interrupts(race.interrupt, grace_s=conf.lane.stop_grace_s)
+
+        def interrupt(why: str) -> None:
+            race.interrupt(why)
+            if race.is_idle:
+                raise KeyboardInterrupt  # There is no report to wait for.
+
+        interrupts = Interrupts(interrupt, grace_s=conf.lane.stop_grace_s)
         try:
             with view, interrupts:
                 # MLflow takes seconds to load and to make its database: Ray starts meanwhile.

@@ -48,9 +48,14 @@ def test_bad_input_is_one_message_and_exit_code_2(
     assert FULL not in os.environ
 
 
-@pytest.mark.parametrize(
-    "error", [ZeroDivisionError("train"), SystemExit(130), KeyboardInterrupt()]
-)
+def test_interrupt_ends_the_process_without_a_traceback() -> None:
+    with pytest.raises(SystemExit) as raised:
+        raising(KeyboardInterrupt())
+    assert raised.value.code == 130
+    assert FULL not in os.environ
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("train"), SystemExit(130)])
 def test_everything_else_is_raised_as_it_is(error: BaseException) -> None:
     with pytest.raises(type(error)) as raised:
         raising(error)
