@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 CHECKPOINTS_DIR = "checkpoints"
 """Folder below a trial's artifact directory that its checkpoints are written to."""
 
+_RAY_PREFIX = "checkpoint_2"
+"""How the names begin that Ray Train gives to checkpoints: `checkpoint_<year>-...`."""
+
 
 def unneeded(record: SweepRecord, keep_best: int) -> list[tuple[int, str]]:
     """Trial number and path or URI of each checkpoint that can go.
@@ -63,14 +66,19 @@ def remove(uri: str) -> None:
 
 
 def orphans(record: SweepRecord) -> list[str]:
-    """Local checkpoint directories that no record knows: half written, or of a stopped turn."""
+    """Local checkpoint directories that no record knows: half written, or of a stopped turn.
+
+    Only those that Ray Train named: what user code stores beside them is its own.
+    """
     found: list[str] = []
     for trial in record.trials.values():
         if trial.artifact_dir and "://" not in trial.artifact_dir:
             folder = Path(trial.artifact_dir, CHECKPOINTS_DIR)
-            if folder.is_dir():
-                known = {Path(uri).name for uri in trial.checkpoints}
-                found += [str(path) for path in folder.iterdir() if path.name not in known]
+            found += [
+                str(path)
+                for path in folder.glob(f"{_RAY_PREFIX}*")
+                if path.is_dir() and str(path) not in trial.checkpoints
+            ]
     return found
 
 

@@ -96,6 +96,7 @@ class Race:
         self._num_losses: Counter[int] = Counter()
         self._logs: dict[int, Path] = {}
         self._next_index: dict[int, int] = {}
+        self._known: dict[int, tuple[int, int]] = {}
         self._waiting = deque(
             number
             for number, trial in sorted(record.trials.items())
@@ -256,6 +257,7 @@ class Race:
         self._running.add(number)
         first_report_index = last.index if last else 0
         self._next_index[number] = first_report_index + 1
+        self._known[number] = (trial.last.resource, trial.last.index) if trial.last else (-1, -1)
         return TrialSpec(
             number=number,
             attempt=attempt,
@@ -270,11 +272,10 @@ class Race:
     # --- reports --------------------------------------------------------------------------------
 
     def _take_report(self, number: int, report: Report) -> Verdict:
-        trial = self.sweep.trials[number]
         index = self._next_index[number]
         self._next_index[number] = index + 1
         spent = resource_spent(report.metrics, index, self._objective.resource)
-        if trial.last is not None and spent <= trial.last.resource and trial.attempts > 1:
+        if (spent, index) <= self._known[number]:
             return Verdict.CONTINUE  # Done again after a restart; it is known already.
         self.write(
             Reported(

@@ -134,15 +134,18 @@ def _execute(plan: Plan) -> int:
             reason = str(exc)
             raise
         finally:
-            _remove_orphans(record)
-            race.write_results()
             ended = SweepEnded(time_s=time.time(), reason=reason, finished=is_finished)
             race.write(ended, durable=True)
+            try:
+                _remove_orphans(record)
+                race.write_results()
+            except OSError as exc:
+                logger.warning("The sweep's folder could not be tidied up: %s", exc)
             timeout_s = _INTERRUPTED_CLOSE_TIMEOUT_S if race.is_interrupted else _CLOSE_TIMEOUT_S
             if not shipper.close(timeout_s):
                 logger.warning(
                     "MLflow at %s has not everything yet: `heats sync %s` sends the rest.",
-                    record.start.tracking_uri,
+                    runs.shown_uri,
                     plan.study_name,
                 )
         _print_summary(record, plan.sweep_dir, time.monotonic() - began)
@@ -157,7 +160,13 @@ def _run_inline(plan: Plan, race: Race) -> None:
     num_threads = None
     if plan.space.dimensions:  # As a lane's worker has them; a single run takes all CPUs.
         num_threads = int((plan.conf.scaling.resources_per_worker or {}).get("CPU", 1))
-    run_inline(race, plan.task_function, seed=plan.conf.seed, num_threads=num_threads)
+    run_inline(
+        race,
+        plan.task_function,
+        seed=plan.conf.seed,
+        tracking_uri=plan.start.tracking_uri,
+        num_threads=num_threads,
+    )
 
 
 def _run_in_lanes(plan: Plan, race: Race, view: LiveView) -> None:

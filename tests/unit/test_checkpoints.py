@@ -107,13 +107,14 @@ def test_removal_that_fails_is_told_and_nothing_else(
     assert f"Could not remove the checkpoint {file}" in caplog.text
 
 
-def test_orphans_are_directories_that_no_report_names(tmp_path: Path) -> None:
+def test_orphans_are_checkpoints_of_ray_that_no_report_names(tmp_path: Path) -> None:
     record = sweep((RUNNING, [0.5]), (RUNNING, []), (RUNNING, []), (RUNNING, []))
     dirs = [str(tmp_path / "run-0"), str(tmp_path / "run-1"), "s3://bucket/run-2"]
     for number, folder in enumerate(dirs):
         created = RunCreated(time_s=0.0, trial=number, run_id="r", artifact_dir=folder)
         record.apply(created)
-    for name in ("0.1", "half-written"):
+    half_written = "checkpoint_2026-01-31_10-00-00.000001"
+    for name in ("0.1", half_written, "epoch_3"):  # The last one is user code's own.
         (tmp_path / "run-0" / CHECKPOINTS_DIR / name).mkdir(parents=True)
     (tmp_path / "run-0" / "plots").mkdir()
-    assert orphans(record) == [str(tmp_path / "run-0" / CHECKPOINTS_DIR / "half-written")]
+    assert orphans(record) == [str(tmp_path / "run-0" / CHECKPOINTS_DIR / half_written)]

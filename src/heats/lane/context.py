@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from heats.trial import TrialSpec
 
 
+_UPLOAD_CHECK_S = 0.2
+"""How often a report that waits for earlier uploads looks whether one of them failed, in s."""
+
+
 def checkpoint_uri(checkpoint: Checkpoint) -> str:
     """Local path, or URI on another file system; `Checkpoint(checkpoint_uri(c))` reads it back."""
     scheme = checkpoint.filesystem.type_name
@@ -92,20 +96,24 @@ class TurnRunner:
 
     def __init__(self, base: Any) -> None:
         self._base = base
-        self._errors: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
+        self._errors: list[BaseException] = []
 
     def __getattr__(self, name: str) -> Any:
         """Whatever else Ray Train asks is the worker's own."""
         return getattr(self._base, name)
 
-    def get_exception_queue(self) -> queue.SimpleQueue[BaseException]:
+    def get_exception_queue(self) -> TurnRunner:
         """Where Ray Train puts an upload's exception."""
-        return self._errors
+        return self
+
+    def put(self, error: BaseException) -> None:
+        """Take an upload's exception."""
+        self._errors.append(error)
 
     def raise_first(self) -> None:
         """Raise the first upload error, if there was one."""
-        if not self._errors.empty():
-            raise self._errors.get()
+        if self._errors:
+            raise self._errors[0]
 
 
 class TurnContext(TrainContext):
@@ -121,6 +129,14 @@ class TurnContext(TrainContext):
         self.execution_context.training_thread_runner.raise_first()
         if self.get_result_queue().verdict(self.report_call_index) is Verdict.STOP:
             raise TrialStoppedError
+
+    def _wait_then_report(self, training_report: Any, report_call_index: int) -> None:
+        # A failed upload never makes its report, and those behind it would wait for ever.
+        with self.report_order_condition:
+            while self.current_report_index != report_call_index - 1:
+                self.execution_context.training_thread_runner.raise_first()
+                self.report_order_condition.wait(_UPLOAD_CHECK_S)
+        super()._wait_then_report(training_report, report_call_index)
 
     def get_all_reported_checkpoints(self, *args: Any, **kwargs: Any) -> list[ReportedCheckpoint]:
         """This turn's checkpoints; Ray's controller knows nothing of turns."""

@@ -18,11 +18,17 @@ if TYPE_CHECKING:
 
 
 def run_inline(
-    coordinator: Coordinator, function: TaskFunction, *, seed: int, num_threads: int | None = None
+    coordinator: Coordinator,
+    function: TaskFunction,
+    *,
+    seed: int,
+    tracking_uri: str | None = None,
+    num_threads: int | None = None,
 ) -> None:
     """Run the coordinator's trials here; breakpoints work and output goes to the terminal.
 
-    `num_threads` is torch's, None: its own default. OMP_NUM_THREADS goes first, as it does in Ray.
+    `tracking_uri` is for user code that logs extras into its trial's run. `num_threads` is torch's,
+    None: its own default; OMP_NUM_THREADS goes first, as it does in Ray.
     """
     import torch
 
@@ -32,6 +38,8 @@ def run_inline(
     quiet_ray_train()
     if num_threads is not None and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, num_threads))
+    if tracking_uri is not None:
+        os.environ["MLFLOW_TRACKING_URI"] = tracking_uri
     state = RankState()
     while not coordinator.is_done():
         spec = coordinator.next_trial()
@@ -67,6 +75,6 @@ def _run(coordinator: Coordinator, spec: TrialSpec, function: TaskFunction, seed
         if broken:
             raise broken[0] from None
         return Outcome(Ending.STOPPED)
-    except Exception:  # noqa: BLE001 - user code may raise anything; the sweep goes on
+    except (Exception, SystemExit):  # noqa: BLE001 - user code may raise anything; the sweep goes on
         return Outcome(Ending.RAISED, error=traceback.format_exc())
     return Outcome(Ending.RETURNED, returned=returned)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,10 +46,14 @@ class RankState:
         self._threads = torch.get_num_threads()
         self._deterministic = torch.are_deterministic_algorithms_enabled()
         self._precision = torch.get_float32_matmul_precision()
+        self._has_group = dist.is_available() and dist.is_initialized()
         self._cudnn = (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic)
 
     def restore(self) -> None:
         """Put the state back; raises whatever makes that impossible, and the rank then ends."""
+        if self._has_group and not dist.is_initialized():
+            msg = "the trial destroyed the process group that the lane's trials share"
+            raise RuntimeError(msg)
         os.chdir(self._cwd)
         for key in set(os.environ) - set(self._env):
             del os.environ[key]

@@ -58,13 +58,12 @@ def serve_turns(settings: dict[str, WorkerSettings]) -> None:
     state = RankState()
     mailbox.send(RankReady(rank, os.getpid(), context.get_node_id(), context.current_actor))
     while (turn := mailbox.next_turn()) is not None:
-        ended = _serve(turn, rank, own, function, mailbox)
+        mailbox.send(_serve(turn, rank, own, function, mailbox))
         try:
             state.restore()
-        except Exception:
+        except Exception:  # It costs the lane, not the trial, which has ended.
             mailbox.send(RankBroken(rank, traceback.format_exc()))
             raise
-        mailbox.send(ended)
 
 
 def _serve(

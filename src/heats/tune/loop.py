@@ -5,15 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from heats.errors import HeatsError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ray.tune.experiment import Trial
 
     from heats.lane.lane import LaneSettings
-    from heats.trial import Coordinator
+    from heats.trial import Coordinator, Outcome, Report, TrialSpec, Verdict
+
+T = TypeVar("T")
 
 _TUNE_ENV = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # The ledger and MLflow have it all.
@@ -31,7 +35,7 @@ def run_trials(coordinator: Coordinator, settings: LaneSettings, max_concurrent:
     """Run the coordinator's trials in at most `max_concurrent` lanes until it is done.
 
     Raises:
-        HeatsError: Ray Tune itself failed.
+        HeatsError: Ray Tune itself failed. What the coordinator raises is raised as it is.
     """
     from ray import tune
 
@@ -40,14 +44,15 @@ def run_trials(coordinator: Coordinator, settings: LaneSettings, max_concurrent:
     from heats.tune.search import TrialSearcher
 
     os.environ.update(_TUNE_ENV)
+    remembering = _Remembering(coordinator)
     # A lane's own process needs nothing but a little memory: its workers reserve what they need.
     trainable = tune.with_resources(LaneTrainable, {"CPU": 0, "memory": 1})
     with tempfile.TemporaryDirectory(prefix="heats-tune-", ignore_cleanup_errors=True) as folder:
         tuner = tune.Tuner(
             trainable,
             tune_config=tune.TuneConfig(
-                search_alg=TrialSearcher(coordinator, settings, max_concurrent),
-                scheduler=VerdictScheduler(coordinator),
+                search_alg=TrialSearcher(remembering, settings, max_concurrent),
+                scheduler=VerdictScheduler(remembering),
                 num_samples=-1,
                 reuse_actors=True,
                 trial_name_creator=_name,
@@ -65,8 +70,37 @@ def run_trials(coordinator: Coordinator, settings: LaneSettings, max_concurrent:
         try:
             tuner.fit()
         except tune.TuneError as exc:
+            if remembering.error is not None:
+                raise remembering.error from None
             msg = f"Ray Tune failed: {exc}"
             raise HeatsError(msg) from exc
+
+
+class _Remembering:
+    """The coordinator, and the first error it raised: Tune turns errors into texts."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        self.error: Exception | None = None
+
+    def next_trial(self) -> TrialSpec | None:
+        return self._remembered(self._coordinator.next_trial)
+
+    def is_done(self) -> bool:
+        return self._remembered(self._coordinator.is_done)
+
+    def record(self, number: int, reports: list[Report]) -> Verdict:
+        return self._remembered(lambda: self._coordinator.record(number, reports))
+
+    def end(self, number: int, outcome: Outcome) -> None:
+        self._remembered(lambda: self._coordinator.end(number, outcome))
+
+    def _remembered(self, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except Exception as exc:
+            self.error = self.error or exc
+            raise
 
 
 def _name(trial: Trial) -> str:
