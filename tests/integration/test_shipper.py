@@ -394,7 +394,7 @@ def test_a_server_that_comes_late_gets_everything(
             assert math.isnan(history[1].value)
             assert top.data.tags["heats.best_run_id"] == runs_of["3"].info.run_id
             assert artifact_of(client, top, "config.yaml") == "lr: 0.1\nhub:\n  token: ***\n"
-            assert {run.info.status for run in runs_of.values()} == {"FINISHED", "FAILED"}
+            assert {run.info.status for run in runs_of.values()} == {"FINISHED", "KILLED", "FAILED"}
         finally:
             os.killpg(server.pid, signal.SIGKILL)
             server.wait()
