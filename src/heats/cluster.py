@@ -25,6 +25,8 @@ _RAY_ENV = {
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "120",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DEDUP_LOGS": "0",
+    # What Ray starts in advance has another environment than lanes and workers: nobody uses it.
+    "RAY_prestart_worker_first_driver": "0",
 }
 
 
@@ -118,13 +120,15 @@ def ray_cluster(conf: ClusterConf) -> Iterator[list[Node]]:
         return
     saved = {key: os.environ.get(key) for key in _RAY_ENV}
     os.environ.update({key: os.environ.get(key, value) for key, value in _RAY_ENV.items()})
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    options: dict[str, Any] = {
+        "log_to_driver": False,
+        "logging_level": "ERROR",
+    }
     if conf.address is None:
-        # The dashboard must be on: without it a stopped Train run keeps its CPUs (ray 2.60).
         resources = local_node(conf).resources
         options |= {
             "address": "local",
-            "include_dashboard": True,
+            "include_dashboard": conf.dashboard,
             "num_cpus": int(resources["CPU"]),
             "num_gpus": int(resources.get("GPU", 0)),
         }

@@ -221,11 +221,15 @@ class StopConf:
 
 @dataclass(slots=True, kw_only=True)
 class ClusterConf:
-    """The Ray cluster: `address` null starts a local one with this machine's resources."""
+    """The Ray cluster: `address` null starts a local one with this machine's resources.
+
+    `dashboard` starts Ray's dashboard with it, which costs seconds of start-up on two cores.
+    """
 
     address: str | None = None
     num_cpus: int | None = None
     num_gpus: int | None = None
+    dashboard: bool = False
 
 
 @dataclass(slots=True, kw_only=True)

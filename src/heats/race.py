@@ -145,7 +145,9 @@ class Race:
                 verdict = Verdict.STOP  # The later ones happened all the same, so they are kept.
         self._drop_checkpoints()
         self._check_time()
-        return Verdict.STOP if self._is_over() else verdict
+        if verdict is Verdict.CONTINUE and self._is_over():
+            return Verdict.LEAVE if self._is_interrupted else Verdict.STOP
+        return verdict
 
     def end(self, number: int, outcome: Outcome) -> None:
         """Write the end of an attempt down: the trial's final state, or that it comes again."""

@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT_S = 60.0
 _INTERRUPTED_CLOSE_TIMEOUT_S = 2.5
+_INTERRUPT_MARGIN_S = 0.5
 EXIT_NO_RESULT, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
 
 
@@ -115,7 +116,9 @@ def _execute(plan: Plan) -> int:
             if race.is_idle:
                 raise KeyboardInterrupt  # There is no report to wait for.
 
-        interrupts = Interrupts(interrupt, grace_s=conf.lane.stop_grace_s)
+        # A lane learns of it with its next flush, and its ranks have their grace from then on.
+        grace_s = conf.lane.flush_interval_s + conf.lane.stop_grace_s + _INTERRUPT_MARGIN_S
+        interrupts = Interrupts(interrupt, grace_s=grace_s)
         try:
             with view, interrupts:
                 # MLflow takes seconds to load and to make its database: Ray starts meanwhile.

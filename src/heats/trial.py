@@ -27,10 +27,15 @@ class TrialState(Enum):
 
 
 class Verdict(Enum):
-    """What a trial is told at a report."""
+    """What a trial is told at a report.
+
+    LEAVE: the driver is leaving; the trial stops at its next report, which still counts, and goes
+    on from there when the sweep is resumed.
+    """
 
     CONTINUE = "CONTINUE"
     STOP = "STOP"
+    LEAVE = "LEAVE"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from enum import Enum
 from pathlib import Path
 
 import hydra
+import psutil
 import ray.train
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
@@ -27,6 +28,7 @@ class Case(Enum):
     returns = "returns"
     reports = "reports"
     dies = "dies"
+    loses_its_lane = "loses_its_lane"
     tells = "tells"
     swallows = "swallows"
     hangs = "hangs"
@@ -83,6 +85,9 @@ def _train(cfg: Probe) -> None:
             time.sleep(600)
         if cfg.case is Case.dies and cfg.x == 1 and epoch == 4 and start == 0:
             os.kill(os.getpid(), signal.SIGKILL)
+        if cfg.case is Case.loses_its_lane and cfg.x == 1 and epoch == 4 and start == 0:
+            os.kill(_pid_of_lane(), signal.SIGKILL)
+            time.sleep(600)
         with done.open("a") as file:
             file.write(f"{epoch}\n")
         with tempfile.TemporaryDirectory() as directory:
@@ -119,6 +124,13 @@ def _tell(cfg: Probe) -> None:
     told["reported"] = [each.metrics for each in ray.train.get_all_reported_checkpoints()]
     Path(cfg.folder).mkdir(exist_ok=True)
     Path(cfg.folder, f"told-{cfg.x}.json").write_text(json.dumps(told))
+
+
+def _pid_of_lane() -> int:
+    """The one other process on this node that Ray calls a Trainable."""
+    siblings = psutil.Process(os.getppid()).children()
+    (lane,) = [each.pid for each in siblings if "Trainable" in "".join(each.cmdline())]
+    return lane
 
 
 def _epoch_of(checkpoint: ray.train.Checkpoint | None) -> int:

@@ -147,6 +147,23 @@ def test_trial_goes_on_from_its_checkpoint_when_its_rank_is_killed(
     assert counted(tmp_path, 1, rank=0) == [1, 2, 3, 4, 5, 6]
 
 
+def test_trial_goes_on_in_another_lane_when_the_process_of_its_own_is_killed(
+    run_probe: Callable[..., SweepRecord],
+) -> None:
+    record = run_probe(
+        "loses_its_lane",
+        "x=0,1,2",
+        "hydra.sweeper.scheduler=none",
+        "hydra.sweeper.lane.max_concurrent=1",
+        # Of the cluster's 4: no second lane starts until what the first one reserved is free.
+        "hydra.sweeper.cluster.num_cpus=4",
+        "hydra.sweeper.scaling.resources_per_worker={CPU:3}",
+    )
+    assert record.counts()[TrialState.COMPLETE] == 3
+    assert [trial.attempts for _, trial in sorted(record.trials.items())] == [1, 2, 1]
+    assert [report.metrics["start"] for report in record.trials[1].reports] == [0, 0, 0, 3, 3, 3]
+
+
 def test_ray_train_says_the_same_in_every_isolation(
     run_probe: Callable[..., SweepRecord], tmp_path: Path
 ) -> None:

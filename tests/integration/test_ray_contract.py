@@ -11,23 +11,31 @@ import dataclasses
 import inspect
 import os
 import queue
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import ray
 import ray.train
+from ray.train.torch import config as torch_config
+from ray.train.v2._internal.execution import collective_impl, train_fn_utils
 from ray.train.v2._internal.execution import context as train_context
-from ray.train.v2._internal.execution import train_fn_utils
+from ray.train.v2._internal.execution.controller import controller
+from ray.train.v2._internal.execution.scaling_policy.fixed import FixedScalingPolicy
 from ray.train.v2._internal.execution.storage import StorageContext
 from ray.train.v2._internal.execution.training_report import _TrainingReport
-from ray.train.v2._internal.execution.worker_group import thread_runner, worker
+from ray.train.v2._internal.execution.worker_group import state as worker_group_state
+from ray.train.v2._internal.execution.worker_group import thread_runner, worker, worker_group
 from ray.train.v2.api import reported_checkpoint
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+from ray.tune.execution.tune_controller import TuneController
 
 from heats import cluster
 from heats.errors import TrialStoppedError
 from heats.lane.context import inline_context, turn_context
 from heats.lane.messages import RankReport, Turn, VerdictRequest
+from heats.lane.trainer import WorkerTorchBackend
 from heats.trial import Report, TrialSpec, Verdict
 from heats.tune import loop
 
@@ -37,6 +45,7 @@ if TYPE_CHECKING:
     from heats.lane.mailbox import RankMailbox
 
 CONTEXT = "src/heats/lane/context.py"
+TRAINER = "src/heats/lane/trainer.py"
 
 
 def require(holds: bool, what: str, why: str, where: str = CONTEXT) -> None:
@@ -192,6 +201,74 @@ def test_training_report_has_checkpoint_and_metrics() -> None:
     require(holds, "_TrainingReport with checkpoint and metrics", "TurnQueue.put takes it apart")
 
 
+@pytest.mark.parametrize(
+    ("owner", "name", "why"),
+    [
+        (DataParallelTrainer, "_create_default_callbacks", "a lane leaves two of them out"),
+        (DataParallelTrainer, "_initialize_and_run_controller", "it runs in the lane's process"),
+        (controller.TrainController, "worker_group_cls", "a lane brings its own"),
+        (controller.TrainController, "run", "a lane runs it to its end"),
+        (controller.TrainController, "get_result", "a lane learns of errors so"),
+        (worker_group.WorkerGroup, "_create_placement_group", "the driver frees it for a lane"),
+        (worker_group.WorkerGroup, "_start_impl", "one rank needs no synchronization actor"),
+        (FixedScalingPolicy, "after_controller_start", "a lane does not ask the autoscaler"),
+        (FixedScalingPolicy, "before_controller_shutdown", "see after_controller_start"),
+        (FixedScalingPolicy, "before_controller_abort", "see after_controller_start"),
+        (FixedScalingPolicy, "_maybe_send_resource_request", "see after_controller_start"),
+        (worker_group_state, "_shutdown_sync_actor", "it ends what is no actor with one rank"),
+        (torch_config, "TorchConfigContextManager", "workers take their CUDA device"),
+        (torch_config, "_set_torch_distributed_env_vars", "workers join their process group"),
+        (TuneController, "_schedule_trial_task", "a lane is told at once that its turn ends"),
+    ],
+)
+def test_lane_trainer_builds_on(owner: Any, name: str, why: str) -> None:
+    require(hasattr(owner, name), f"{owner.__name__}.{name}", why, TRAINER)
+
+
+def test_synchronization_actor_is_made_and_ended_as_expected() -> None:
+    made = inspect.getsource(worker_group.WorkerGroup._start_impl)
+    ended = inspect.getsource(worker_group_state)
+    require(
+        "SynchronizationActor.options(" in made and ").remote(" in made,
+        "how WorkerGroup._start_impl makes its SynchronizationActor",
+        "with one rank OneRankCollectives takes its place",
+        TRAINER,
+    )
+    require(
+        ended.count("ray.kill(sync_actor)") == 1,
+        "how WorkerGroupState ends its synchronization actor",
+        "with one rank it is no actor",
+        TRAINER,
+    )
+    collectives = inspect.getsource(collective_impl) + inspect.getsource(train_context)
+    calls = re.findall(r"sync_actor\.(\w+)\.remote", collectives)
+    require(
+        set(calls) == {"broadcast_from_rank_zero"},
+        f"what workers call on their synchronization actor ({sorted(set(calls))})",
+        "OneRankCollectives has broadcast_from_rank_zero only",
+        TRAINER,
+    )
+
+
+def test_torch_backend_starts_as_ours_does() -> None:
+    source = inspect.getsource(torch_config._TorchBackend.on_start)
+    joined = inspect.signature(torch_config._setup_torch_process_group)
+    names = ["backend", "world_rank", "world_size", "init_method", "timeout_s"]
+    require(
+        list(joined.parameters) == names and "_set_torch_distributed_env_vars" in source,
+        "how ray.train.torch starts a process group",
+        "WorkerTorchBackend does the same without loading torch in the lane's process",
+        TRAINER,
+    )
+    require(
+        torch_config._TorchBackend.share_cuda_visible_devices
+        and WorkerTorchBackend.share_cuda_visible_devices,
+        "Ray's torch backend sharing CUDA_VISIBLE_DEVICES",
+        "WorkerTorchBackend does the same",
+        TRAINER,
+    )
+
+
 def test_dashboard_url_can_be_asked() -> None:
     exists = callable(getattr(ray._private.worker, "get_dashboard_url", None))
     require(
@@ -212,11 +289,14 @@ def test_ray_still_reads_environment_variable(name: str, where: str, ray_source:
 
 @pytest.fixture(scope="module")
 def ray_source() -> str:
-    """Ray's Python source, as far as it reads these variables."""
+    """Ray's source, as far as it reads these variables: Python, and the settings of its raylet."""
     root = Path(inspect.getfile(ray)).parent
     folders = ("_private", "air", "train", "tune")
     files = [path for folder in folders for path in (root / folder).rglob("*.py")]
-    return "\n".join(path.read_text(encoding="utf-8") for path in files)
+    python = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    raylet = (root / "core/src/ray/raylet/raylet").read_bytes()
+    settings = [name for name in cluster._RAY_ENV if name.removeprefix("RAY_").encode() in raylet]
+    return "\n".join([python, *settings])
 
 
 # --- behaviour --------------------------------------------------------------------------------

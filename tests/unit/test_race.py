@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
 
 RUNNING, COMPLETE, PRUNED, FAIL = TrialState
-CONTINUE, STOP = Verdict
+CONTINUE, STOP, LEAVE = Verdict
 STOPPED = Outcome(Ending.STOPPED)
 LOST = Outcome(Ending.LOST, error="rank 0 went away")
 RAISED = Outcome(Ending.RAISED, error="Traceback ...\nValueError: no data")
@@ -488,7 +488,7 @@ def test_interrupted_trials_stay_unfinished_and_go_on_in_a_new_driver(sweep: Swe
     s.train(done, [0.5])
     s.report(first, 1, 0.4, saves=True)
     s.race.interrupt("Ctrl-C")
-    assert s.report(first, 2, 0.3) is STOP
+    assert s.report(first, 2, 0.3) is LEAVE
     s.race.end(first.number, STOPPED)
     s.race.end(second.number, LOST)
     assert s.race.next_trial() is None

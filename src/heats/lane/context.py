@@ -62,22 +62,26 @@ class TurnStorage(StorageContext):
 
 
 class TurnQueue:
-    """Stands in for the worker's result queue: rank 0's reports go to the lane, one way."""
+    """Stands in for the worker's result queue: reports go to the lane, one way."""
 
     def __init__(self, turn: Turn, rank: int, mailbox: RankMailbox) -> None:
         self._turn, self._rank, self._mailbox = turn, rank, mailbox
+        self._num_reports = 0
         self.reported: list[ReportedCheckpoint] = []
 
     def put(self, training_report: Any) -> None:
-        """Take a `_TrainingReport` of Ray Train; called in the training or an upload thread."""
+        """Take a `_TrainingReport` of Ray Train; called in the training or an upload thread.
+
+        Ray Train keeps the calls of a rank in the order of its reports.
+        """
         checkpoint, metrics = training_report.checkpoint, training_report.metrics
         if checkpoint is not None:
             committed = ReportedCheckpointStatus.COMMITTED
             self.reported.append(ReportedCheckpoint(checkpoint, metrics, committed))
-        if self._rank == 0:
-            uri = None if checkpoint is None else checkpoint_uri(checkpoint)
-            report = Report(time.time(), clean_metrics(metrics), uri)
-            self._mailbox.send(RankReport(self._turn.index, report))
+        self._num_reports += 1
+        uri = None if checkpoint is None else checkpoint_uri(checkpoint)
+        report = Report(time.time(), clean_metrics(metrics) if self._rank == 0 else {}, uri)
+        self._mailbox.send(RankReport(self._turn.index, self._num_reports, report))
 
     def get_nowait(self) -> Any:
         """Nothing ever waits here for Ray Train's health check to take it."""
@@ -240,7 +244,8 @@ class InlineTrainFnUtils(LocalTrainFnUtils):
             self._reported.append(ReportedCheckpoint(stored, metrics, committed))
             self._last_checkpoint = stored
             uri = checkpoint_uri(stored)
-        if self._on_report(Report(time.time(), clean_metrics(metrics), uri)) is Verdict.STOP:
+        report = Report(time.time(), clean_metrics(metrics), uri)
+        if self._on_report(report) is not Verdict.CONTINUE:
             raise TrialStoppedError
 
     def get_all_reported_checkpoints(self, *_: Any, **__: Any) -> list[ReportedCheckpoint]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from heats.lane.worker import serve_turns
 
@@ -14,7 +14,16 @@ if TYPE_CHECKING:
 
 
 class WorkerGroup(Protocol):
-    """Where the ranks of a lane run."""
+    """Where the ranks of a lane run.
+
+    `reservation` is what the driver must free should the process that runs the group die: a
+    placement group, or None.
+    """
+
+    @property
+    def reservation(self) -> Any:
+        """See above."""
+        ...
 
     def host(self) -> str:
         """Address of this process that the ranks can reach."""
@@ -30,7 +39,9 @@ class WorkerGroup(Protocol):
 
 
 class RayWorkerGroup:
-    """One `TorchTrainer` run."""
+    """One Ray Train run with torch's process group, as a `TorchTrainer` has it."""
+
+    reservation: Any = None
 
     def host(self) -> str:
         """This node's address in the Ray cluster."""
@@ -39,12 +50,14 @@ class RayWorkerGroup:
         return str(ray.util.get_node_ip_address())
 
     def run(self, worker: WorkerSettings, lane: LaneSettings) -> None:
-        """Fit a `TorchTrainer` whose train function serves turns."""
+        """Fit a trainer whose train function serves turns."""
         import ray.train
-        from ray.train.torch import TorchTrainer
 
-        TorchTrainer(
+        from heats.lane.trainer import LaneTrainer
+
+        trainer = LaneTrainer(
             serve_turns,
+            on_reserved=self._take_reservation,
             train_loop_config={"worker": worker},
             scaling_config=ray.train.ScalingConfig(
                 num_workers=lane.num_workers,
@@ -54,7 +67,15 @@ class RayWorkerGroup:
             run_config=ray.train.RunConfig(
                 name=f"lane-{secrets.token_hex(8)}", storage_path=lane.storage_path
             ),
-        ).fit()
+        )
+        try:
+            trainer.fit()
+        finally:
+            if self.reservation is not None:  # A run that fails to start leaves it behind.
+                ray.util.remove_placement_group(self.reservation)
+
+    def _take_reservation(self, placement_group: Any) -> None:
+        self.reservation = placement_group
 
     def kill(self, rank: RankReady) -> None:
         """Kill the rank's actor."""

@@ -1,7 +1,7 @@
 """A lane: one long-lived `TorchTrainer` run whose workers serve trial after trial.
 
 The lane lives in the process of its Tune trainable. Ranks talk to it through the mailbox; it
-gathers rank 0's reports, gives every rank the same verdict for the same report, and knows when a
+joins their reports, gives every rank the same verdict for the same report, and knows when a
 turn is over on all ranks.
 """
 
@@ -11,7 +11,7 @@ import logging
 import math
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from heats.asha import next_milestone
@@ -22,6 +22,7 @@ from heats.lane.messages import (
     RankBroken,
     RankReady,
     RankReport,
+    RankSample,
     Turn,
     TurnEnded,
     VerdictRequest,
@@ -69,6 +70,8 @@ class _TurnState:
 
     turn: Turn
     is_posted: bool = False
+    arrived: dict[int, dict[int, Report]] = field(default_factory=dict)
+    """Reports that not every rank has made yet: index, rank, report."""
     reports: list[Report] = field(default_factory=list)
     taken: int = 0
     num_reports: int = 0
@@ -76,6 +79,7 @@ class _TurnState:
     decision_at: int | None = None
     next_rung: int | None = None
     is_stopping: bool = False
+    leave_by_s: float = math.inf
     verdicts: dict[int, Verdict] = field(default_factory=dict)
     last_report_s: float = field(default_factory=time.monotonic)
     ended: dict[int, TurnEnded] = field(default_factory=dict)
@@ -108,6 +112,11 @@ class Lane:
         """Whether the lane can take a turn now."""
         return self._lost is None and not self._is_closing and self._state is None
 
+    @property
+    def reservation(self) -> object:
+        """What the driver must free should this process die; None where there is nothing yet."""
+        return self._group.reservation
+
     def begin(self, spec: TrialSpec) -> None:
         """Give the lane a trial; its ranks get it as soon as all of them are there."""
         with self._changed:
@@ -125,6 +134,9 @@ class Lane:
         """
         until = time.monotonic() + self._settings.lane.flush_interval_s
         with self._changed:
+            if self._state is not None and self._state.is_stopping and not self._state.is_posted:
+                self._state = None
+                return [], Outcome(Ending.STOPPED)
             state = self._posted_turn(until)
             if state is None:
                 return [], None
@@ -134,10 +146,15 @@ class Lane:
             self._changed.notify_all()
             while not (self._lost or state.decision_at is not None or self._all_ended()):
                 if self._has_raised(state):
-                    self._await_the_others(state)
+                    self._request_stop(state)  # Others may wait for it: they leave as well.
+                if time.monotonic() >= state.leave_by_s:
+                    self._give_up(state)
                     break
-                if not self._changed.wait(until - time.monotonic()) and time.monotonic() >= until:
+                wait_s = min(until, state.leave_by_s) - time.monotonic()
+                if not self._changed.wait(wait_s) and time.monotonic() >= until:
                     break
+            if self._lost is not None or self._all_ended():
+                self._take_incomplete(state)
             reports, state.reports = state.reports, []
             state.taken = state.num_reports
             if self._all_ended():
@@ -147,6 +164,15 @@ class Lane:
                 self._raise_if_lost()
         return reports, None
 
+    def request_stop(self) -> None:
+        """End the running turn at its ranks' next report; `gather` goes on until its outcome.
+
+        Ranks that do not come to one within `lane.stop_grace_s` count as stopped and cost the lane.
+        """
+        with self._changed:
+            if self._state is not None:
+                self._request_stop(self._state)
+
     def stop(self) -> bool:
         """End the running turn at its ranks' next report; False where they did not in time."""
         with self._changed:
@@ -155,8 +181,7 @@ class Lane:
             if self._state is None or self._lost is not None or not self._state.is_posted:
                 self._state = None
                 return self._lost is None
-            self._state.is_stopping = True
-            self._changed.notify_all()
+            self._request_stop(self._state)
             is_over = self._changed.wait_for(
                 lambda: self._lost is not None or self._all_ended(),
                 timeout=self._settings.lane.stop_grace_s,
@@ -218,7 +243,10 @@ class Lane:
                     self._lost = f"rank {rank} cannot serve:\n{message.error}"
                 case RankReport():
                     if state is not None and state.turn.index == message.turn:
-                        self._take(state, message.report)
+                        self._arrive(state, rank, message)
+                case RankSample():
+                    if state is not None and state.turn.index == message.turn:
+                        state.reports.append(message.report)
                 case VerdictRequest():
                     if state is None or state.turn.index != message.turn:
                         return Verdict.STOP
@@ -237,10 +265,25 @@ class Lane:
                 self._lost = f"rank {rank} went away{where}"
             self._changed.notify_all()
 
+    def _arrive(self, state: _TurnState, rank: int, message: RankReport) -> None:
+        state.arrived.setdefault(message.index, {})[rank] = message.report
+        while len(of_ranks := state.arrived.get(state.num_reports + 1, {})) == (
+            self._settings.num_workers
+        ):
+            del state.arrived[state.num_reports + 1]
+            uris = (of_ranks[rank].checkpoint for rank in sorted(of_ranks))
+            checkpoint = next((uri for uri in uris if uri is not None), None)
+            self._take(state, replace(of_ranks[0], checkpoint=checkpoint))
+
+    def _take_incomplete(self, state: _TurnState) -> None:
+        """Take rank 0's metrics of reports that other ranks never made; not their checkpoints."""
+        for _, of_ranks in sorted(state.arrived.items()):
+            if 0 in of_ranks:
+                self._take(state, replace(of_ranks[0], checkpoint=None))
+        state.arrived.clear()
+
     def _take(self, state: _TurnState, report: Report) -> None:
         state.reports.append(report)
-        if report.is_system:
-            return
         state.num_reports += 1
         if self._settings.asha is None:
             return
@@ -277,8 +320,10 @@ class Lane:
                 lambda: (
                     state.is_stopping
                     or self._lost is not None
-                    or state.decision_at != index
-                    or state.decided >= index
+                    or (
+                        0 not in state.arrived.get(index, {})
+                        and (state.decision_at != index or state.decided >= index)
+                    )
                 ),
                 timeout=wait_s,
             )
@@ -299,20 +344,18 @@ class Lane:
     def _has_raised(self, state: _TurnState) -> bool:
         return any(ended.ending is Ending.RAISED for ended in state.ended.values())
 
-    def _await_the_others(self, state: _TurnState) -> None:
-        """Some ranks raised and others go on, perhaps waiting for them: give these a moment.
+    def _request_stop(self, state: _TurnState) -> None:
+        if not state.is_stopping:
+            state.is_stopping = True
+            state.leave_by_s = time.monotonic() + self._settings.lane.stop_grace_s
+            self._changed.notify_all()
 
-        Those that do not end count as stopped, and the lane is done with.
-        """
-        state.is_stopping = True
-        self._changed.notify_all()
-        grace_s = self._settings.lane.stop_grace_s
-        self._changed.wait_for(lambda: self._lost is not None or self._all_ended(), grace_s)
-        if self._lost is None and not self._all_ended():
-            self._lost = "some ranks raised and the others did not end"
-            for rank in range(self._settings.num_workers):
-                left = TurnEnded(state.turn.index, rank, Ending.STOPPED, None, None)
-                state.ended.setdefault(rank, left)
+    def _give_up(self, state: _TurnState) -> None:
+        """Ranks that were to leave their turn did not: they are stopped, and the lane is lost."""
+        self._lost = "some ranks did not leave a turn that had ended"
+        for rank in range(self._settings.num_workers):
+            left = TurnEnded(state.turn.index, rank, Ending.STOPPED, None, None)
+            state.ended.setdefault(rank, left)
 
     def _posted_turn(self, until: float) -> _TurnState | None:
         """The running turn, once its ranks have it; None where they are not there by `until`."""

@@ -40,7 +40,20 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """A report of one rank; only rank 0's carries the report itself."""
+    """A report of one rank; `index` counts the rank's reports of the turn from 1.
+
+    A report is a fact when every rank has made it: until then a rank may still be uploading its
+    part of the checkpoint. Metrics are rank 0's.
+    """
+
+    turn: int
+    index: int
+    report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class RankSample:
+    """CPU, memory and GPU use while a turn runs."""
 
     turn: int
     report: Report
@@ -65,4 +78,4 @@ class TurnEnded:
     error: str | None
 
 
-RankMessage = RankReady | RankBroken | RankReport | VerdictRequest | TurnEnded
+RankMessage = RankReady | RankBroken | RankReport | RankSample | VerdictRequest | TurnEnded

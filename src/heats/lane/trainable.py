@@ -15,6 +15,9 @@ from heats.trial import Ending, Outcome
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ray.tune.execution.tune_controller import TuneController
+    from ray.tune.experiment import Trial
+
     from heats.lane.lane import LaneSettings
     from heats.trial import Report, TrialSpec
 
@@ -22,7 +25,18 @@ logger = logging.getLogger(__name__)
 
 REPORTS = "heats_reports"
 OUTCOME = "heats_outcome"
-"""Keys of a step's result: the reports since the last step, and at the end the outcome."""
+RESERVATION = "heats_reservation"
+"""Keys of a step's result: the reports since the last step, at the end the outcome, and the
+placement group of the lane's workers.
+"""
+
+
+def end_turn(tune_controller: TuneController, trial: Trial) -> None:
+    """Tell a trial's lane at once that its turn ends at the next report.
+
+    Tune itself would only tell it with the next trial, and without one let it train on.
+    """
+    tune_controller._schedule_trial_task(trial, "end_turn")
 
 
 class LaneTrainable(tune.Trainable):
@@ -55,7 +69,11 @@ class LaneTrainable(tune.Trainable):
         if outcome is not None and outcome.ending is Ending.RAISED:
             self._lane.close(is_broken=not self._lane.is_usable)
         # Not `done`: Tune would then end the trial without showing the result to the scheduler.
-        return {REPORTS: reports, OUTCOME: outcome}
+        return {REPORTS: reports, OUTCOME: outcome, RESERVATION: self._lane.reservation}
+
+    def end_turn(self) -> None:
+        """End the running turn at its next report; a step to come tells how it ended."""
+        self._lane.request_stop()
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """End what still runs of the last trial and take the next one."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from heats.errors import TrialStoppedError
 from heats.lane.mailbox import Address, RankMailbox
-from heats.lane.messages import RankBroken, RankReady, RankReport, TurnEnded
+from heats.lane.messages import RankBroken, RankReady, RankSample, TurnEnded
 from heats.lane.system import SystemMonitor
 from heats.lane.task import TaskRef, run_task
 from heats.trial import Ending, Report
@@ -118,4 +118,4 @@ class _sampled:  # noqa: N801 - a context manager, used like a function
 
     def _send(self) -> None:
         report = Report(time.time(), self._monitor.sample(), is_system=True)
-        self._mailbox.send(RankReport(self._turn.index, report))
+        self._mailbox.send(RankSample(self._turn.index, report))

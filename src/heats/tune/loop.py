@@ -21,12 +21,11 @@ T = TypeVar("T")
 
 _TUNE_ENV = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # The ledger and MLflow have it all.
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C is the sweep's: it leaves things resumable.
     "TUNE_GLOBAL_CHECKPOINT_S": "1000000000",  # Tune's snapshots: nobody would read them.
     "RAY_AIR_NEW_OUTPUT": "0",  # The new output prints a table whatever `verbose` says.
-    "TUNE_MAX_PENDING_TRIALS_PG": "1",
-    "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "TUNE_WARN_THRESHOLD_S": "30",
 }
 
@@ -43,7 +42,7 @@ def run_trials(coordinator: Coordinator, settings: LaneSettings, max_concurrent:
     from heats.tune.scheduler import VerdictScheduler
     from heats.tune.search import TrialSearcher
 
-    os.environ.update(_TUNE_ENV)
+    os.environ.update(_TUNE_ENV, TUNE_MAX_PENDING_TRIALS_PG=str(max_concurrent))
     remembering = _Remembering(coordinator)
     # A lane's own process needs nothing but a little memory: its workers reserve what they need.
     trainable = tune.with_resources(LaneTrainable, {"CPU": 0, "memory": 1})

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
+from ray.util import remove_placement_group
 
-from heats.lane.trainable import OUTCOME, REPORTS
+from heats.lane.trainable import OUTCOME, REPORTS, RESERVATION, end_turn
 from heats.trial import Ending, Outcome, TrialSpec, Verdict
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class VerdictScheduler(FIFOScheduler):
     def __init__(self, coordinator: Coordinator) -> None:
         super().__init__()
         self._coordinator = coordinator
+        self._reservations: dict[str, Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Nothing: the Tuner writes itself to a file that nobody will read."""
@@ -34,17 +36,24 @@ class VerdictScheduler(FIFOScheduler):
     ) -> str:
         """Record the reports of a step; end the attempt where it is over or to be stopped."""
         number = _number(trial)
+        self._reservations[trial.trial_id] = result[RESERVATION]
         verdict = self._coordinator.record(number, result[REPORTS])
         outcome: Outcome | None = result[OUTCOME]
+        if outcome is None and verdict is not Verdict.CONTINUE:
+            end_turn(tune_controller, trial)
         if outcome is None and verdict is Verdict.STOP:
-            outcome = Outcome(Ending.STOPPED)
+            outcome = Outcome(Ending.STOPPED)  # Not waited for: the next trial can be prepared.
         if outcome is None:
             return str(TrialScheduler.CONTINUE)
+        self._reservations.pop(trial.trial_id)
         self._coordinator.end(number, outcome)
         return str(TrialScheduler.STOP)
 
     def on_trial_error(self, tune_controller: TuneController, trial: Trial) -> None:
-        """The process that held the lane died, so the attempt is lost."""
+        """The process that held the lane died, so the attempt is lost and its workers are gone."""
+        placement_group = self._reservations.pop(trial.trial_id, None)
+        if placement_group is not None:
+            remove_placement_group(placement_group)
         reason = f"The process of its lane ended: {_error(trial)}"
         self._coordinator.end(_number(trial), Outcome(Ending.LOST, error=reason))
 

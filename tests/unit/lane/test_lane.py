@@ -13,7 +13,14 @@ from heats.config import AshaConf, Direction, LaneConf
 from heats.errors import LaneLostError
 from heats.lane.lane import Lane, LaneSettings
 from heats.lane.mailbox import RankMailbox
-from heats.lane.messages import RankBroken, RankReady, RankReport, TurnEnded, VerdictRequest
+from heats.lane.messages import (
+    RankBroken,
+    RankReady,
+    RankReport,
+    RankSample,
+    TurnEnded,
+    VerdictRequest,
+)
 from heats.lane.task import TaskRef
 from heats.trial import Ending, Objective, Outcome, Report, TrialSpec, Verdict
 
@@ -24,7 +31,7 @@ if TYPE_CHECKING:
     from heats.lane.messages import Turn
     from heats.lane.worker import WorkerSettings
 
-CONTINUE, STOP = Verdict
+CONTINUE, STOP, _ = Verdict
 RETURNED, STOPPED, RAISED, LOST = Ending
 LONG_S = 5.0
 T = TypeVar("T")
@@ -55,19 +62,22 @@ class Rank:
 
     def reports(self, loss: float = 0.5, *, checkpoint: str | None = None) -> Future[Verdict]:
         """Report and ask, as `ray.train.report` does; the verdict comes in its own time."""
+        self.makes_report(loss, checkpoint=checkpoint)
         assert self.turn is not None
-        self.index += 1
-        if self.number == 0:
-            report = Report(0.0, {"epoch": self.index, "loss": loss}, checkpoint)
-            self.says(RankReport(self.turn.index, report))
         request = VerdictRequest(self.turn.index, self.index)
         return self._thread.submit(self._mailbox.ask, request)
+
+    def makes_report(self, loss: float = 0.5, *, checkpoint: str | None = None) -> None:
+        """Say a report, without a question."""
+        assert self.turn is not None
+        self.index += 1
+        metrics = {"epoch": self.index, "loss": loss} if self.number == 0 else {}
+        self.says(RankReport(self.turn.index, self.index, Report(0.0, metrics, checkpoint)))
 
     def reports_here(self) -> Verdict:
         """Report in the calling thread."""
         assert self.turn is not None
-        self.index += 1
-        self.says(RankReport(self.turn.index, Report(0.0, {"loss": 0.5})))
+        self.makes_report()
         return self.asks(VerdictRequest(self.turn.index, self.index))
 
     def asks(self, request: VerdictRequest) -> Verdict:
@@ -88,6 +98,8 @@ class Rank:
 
 class Group:
     """Gives the test its ranks; runs until `over` is called, or a rank is killed."""
+
+    reservation: Any = None
 
     def __init__(self) -> None:
         self.workers: queue.Queue[WorkerSettings] = queue.Queue()
@@ -247,7 +259,8 @@ def test_late_message_of_an_earlier_turn_is_ignored(lanes: Lanes) -> None:
     before = rank.turn
     begin(lane, [rank], fake_spec(1))
     assert before is not None
-    rank.says(RankReport(before.index, Report(0.0, {"system/x": 1.0}, is_system=True)))
+    rank.says(RankReport(before.index, 1, Report(0.0, {"loss": 0.5})))
+    rank.says(RankSample(before.index, Report(0.0, {"system/x": 1.0}, is_system=True)))
     rank.says(TurnEnded(before.index, 0, RETURNED, 0.1, None))
     asked = VerdictRequest(before.index, 9)
     assert rank.soon(lambda: rank.asks(asked)).result(LONG_S) is STOP
@@ -316,7 +329,7 @@ def test_all_ranks_stop_at_the_same_report(lanes: Lanes) -> None:
 def test_rank_that_asks_after_the_stop_still_gets_the_verdict_of_its_report(lanes: Lanes) -> None:
     lane, ranks = lanes.in_turn(2, asha=AshaConf(max_resource=9), verdict_wait_s=0.0)
     assert ranks[0].reports().result(LONG_S) is CONTINUE  # The driver was too slow.
-    gather(lane)
+    lane.gather()
     stopped = lane_stop(lane)
     assert ranks[1].reports().result(LONG_S) is CONTINUE
     late = [rank.reports() for rank in ranks]
@@ -337,12 +350,100 @@ def test_rung_after_a_restart_counts_from_its_first_report(lanes: Lanes) -> None
     lane, (rank,) = lanes.with_ranks(asha=AshaConf(min_resource=3, max_resource=3))
     begin(lane, [rank], fake_spec(first_report_index=2))
     report = Report(0.0, {"loss": 0.5})  # No `epoch`: reports are counted, over all attempts.
-    rank.says(RankReport(1, report))
+    rank.says(RankReport(1, 1, report))
     verdict = rank.soon(lambda: rank.asks(VerdictRequest(1, 1)))
     assert gather(lane) == ([report], None)
     assert not verdict.done()
     lane.gather()
     assert verdict.result(LONG_S) is CONTINUE
+
+
+# --- reports of several ranks ---------------------------------------------------------------------
+
+
+def test_checkpoint_counts_once_every_rank_has_made_its_report(lanes: Lanes) -> None:
+    lane, ranks = lanes.in_turn(2)
+    ranks[0].makes_report(0.5, checkpoint="checkpoint-1")
+    assert lane.gather() == ([], None)  # Rank 1 may still be uploading its part.
+    ranks[1].makes_report(checkpoint="checkpoint-1")
+    (report,) = gather(lane)[0]
+    assert (report.metrics["loss"], report.checkpoint) == (0.5, "checkpoint-1")
+
+
+def test_checkpoint_that_only_another_rank_has_counts(lanes: Lanes) -> None:
+    lane, ranks = lanes.in_turn(2)
+    ranks[1].makes_report(checkpoint="checkpoint-1")
+    ranks[0].makes_report(0.25)
+    (report,) = gather(lane)[0]
+    assert (report.metrics["loss"], report.checkpoint) == (0.25, "checkpoint-1")
+
+
+def test_half_a_checkpoint_is_none_but_its_metrics_stay(lanes: Lanes) -> None:
+    lane, ranks = lanes.in_turn(2)
+    for rank in ranks:
+        rank.makes_report(0.5, checkpoint="checkpoint-1")
+    ranks[0].reports(0.25, checkpoint="checkpoint-2")
+    ranks[1].dies()
+    reports: list[Report] = []
+
+    def gather_all() -> None:
+        while True:
+            reports.extend(lane.gather()[0])
+
+    with pytest.raises(LaneLostError, match="rank 1 went away"):
+        gather_all()
+    assert [report.checkpoint for report in reports] == ["checkpoint-1", None]
+    assert losses(reports) == [0.5, 0.25]
+
+
+def test_rung_waits_for_the_slowest_rank_and_the_driver(lanes: Lanes) -> None:
+    lane, ranks = lanes.in_turn(2, asha=AshaConf(max_resource=9))
+    first = ranks[0].reports(0.5)
+    assert lane.gather() == ([], None)
+    assert not first.done()
+    second = ranks[1].reports()
+    gather(lane)
+    stopped = lane_stop(lane)
+    assert [first.result(LONG_S), second.result(LONG_S)] == [STOP, STOP]
+    for rank in ranks:
+        rank.ends(STOPPED)
+    assert stopped.result(LONG_S)
+
+
+# --- leaving a turn ------------------------------------------------------------------------------
+
+
+def test_turn_that_is_asked_to_stop_keeps_its_last_report(lanes: Lanes) -> None:
+    lane, ranks = lanes.in_turn(2, asha=AshaConf(max_resource=9))
+    lane.request_stop()
+    assert lane.gather() == ([], None)  # No rank has come to a report yet.
+    verdicts = [rank.reports(0.25, checkpoint="checkpoint-1") for rank in ranks]
+    assert [verdict.result(LONG_S) for verdict in verdicts] == [STOP] * 2
+    for rank in ranks:
+        rank.ends(STOPPED)
+    reports, outcome = gather(lane)
+    while outcome is None:
+        more, outcome = gather(lane)
+        reports += more
+    assert [report.checkpoint for report in reports] == ["checkpoint-1"]
+    assert outcome == Outcome(STOPPED)
+    assert lane.is_usable
+
+
+def test_rank_that_never_leaves_its_turn_counts_as_stopped_and_costs_the_lane(
+    lanes: Lanes,
+) -> None:
+    lane, _ = lanes.in_turn(stop_grace_s=0.05)
+    lane.request_stop()
+    assert gather(lane) == ([], Outcome(STOPPED))
+    assert not lane.is_usable
+
+
+def test_turn_that_no_rank_has_taken_is_left_at_once(lanes: Lanes) -> None:
+    lane = lanes.empty()
+    lane.begin(fake_spec())
+    lane.request_stop()
+    assert lane.gather() == ([], Outcome(STOPPED))
 
 
 # --- errors and losses --------------------------------------------------------------------------

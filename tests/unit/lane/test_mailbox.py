@@ -11,7 +11,14 @@ import pytest
 from tests.fakes import fake_spec
 
 from heats.lane.mailbox import Mailbox, RankMailbox
-from heats.lane.messages import RankBroken, RankReady, RankReport, Turn, VerdictRequest
+from heats.lane.messages import (
+    RankBroken,
+    RankReady,
+    RankReport,
+    RankSample,
+    Turn,
+    VerdictRequest,
+)
 from heats.trial import Report, Verdict
 
 if TYPE_CHECKING:
@@ -68,7 +75,7 @@ def test_none_says_that_there_are_no_more_turns(lane: Heard) -> None:
 
 def test_messages_of_a_rank_come_in_order_with_its_number(lane: Heard) -> None:
     rank = lane.rank(3)
-    reports = [RankReport(1, Report(float(i), {"loss": 0.1 * i})) for i in range(20)]
+    reports = [RankReport(1, i + 1, Report(float(i), {"loss": 0.1 * i})) for i in range(20)]
     for report in reports:
         rank.send(report)
     assert [lane.next() for _ in reports] == [(3, report) for report in reports]
@@ -76,7 +83,7 @@ def test_messages_of_a_rank_come_in_order_with_its_number(lane: Heard) -> None:
 
 def test_request_gets_its_verdict_while_another_thread_sends(lane: Heard) -> None:
     rank = lane.rank(0)
-    sample = RankReport(1, Report(0.0, {"system/x": 1.0}, is_system=True))
+    sample = RankSample(1, Report(0.0, {"system/x": 1.0}, is_system=True))
 
     def send() -> None:
         for _ in range(50):

@@ -9,7 +9,7 @@ from heats.config import Direction, Isolation, LaneConf
 from heats.errors import LaneLostError
 from heats.lane.lane import Lane, LaneSettings
 from heats.lane.task import TaskRef
-from heats.lane.trainable import OUTCOME, REPORTS, LaneTrainable
+from heats.lane.trainable import OUTCOME, REPORTS, RESERVATION, LaneTrainable
 from heats.trial import Ending, Objective, Outcome, Report, TrialSpec
 
 if TYPE_CHECKING:
@@ -33,6 +33,10 @@ class ScriptedLane(Lane):
     def is_usable(self) -> bool:
         return self._is_open
 
+    @property
+    def reservation(self) -> str:
+        return "placement group"
+
     def begin(self, spec: TrialSpec) -> None:
         self.notes.append(("begin", spec.number))
 
@@ -41,6 +45,9 @@ class ScriptedLane(Lane):
         if isinstance(step, LaneLostError):
             raise step
         return step
+
+    def request_stop(self) -> None:
+        self.notes.append("request stop")
 
     def stop(self) -> bool:
         self.notes.append("stop")
@@ -85,12 +92,16 @@ class Lanes:
         return self.made[-1]
 
 
+def step(reports: list[Report], outcome: Outcome | None) -> dict[str, Any]:
+    return {REPORTS: reports, OUTCOME: outcome, RESERVATION: "placement group"}
+
+
 def test_lane_serves_trial_after_trial() -> None:
     lanes = Lanes()
     lanes.script += [([REPORT], None), ([], RETURNED), ([], RETURNED)]
     trainable = lanes.trainable()
-    assert trainable.step() == {REPORTS: [REPORT], OUTCOME: None}
-    assert trainable.step() == {REPORTS: [], OUTCOME: RETURNED}
+    assert trainable.step() == step([REPORT], None)
+    assert trainable.step() == step([], RETURNED)
     assert trainable.reset_config({"spec": fake_spec(1)})
     assert trainable.step()[OUTCOME] == RETURNED
     trainable.cleanup()
@@ -103,7 +114,7 @@ def test_lost_lane_is_killed_and_the_next_trial_gets_another() -> None:
     lanes.script += [LaneLostError("rank 0 went away"), ([], RETURNED)]
     trainable = lanes.trainable()
     outcome = Outcome(Ending.LOST, error="rank 0 went away")
-    assert trainable.step() == {REPORTS: [], OUTCOME: outcome}
+    assert trainable.step() == step([], outcome)
     trainable.reset_config({"spec": fake_spec(1)})
     assert trainable.step()[OUTCOME] == RETURNED
     assert [lane.notes[:2] for lane in lanes.made] == [[("begin", 0), "kill"], [("begin", 1)]]
@@ -113,7 +124,7 @@ def test_lane_is_left_after_an_error_of_user_code() -> None:
     lanes = Lanes()
     lanes.script += [([REPORT], RAISED), ([], RETURNED)]
     trainable = lanes.trainable()
-    assert trainable.step() == {REPORTS: [REPORT], OUTCOME: RAISED}
+    assert trainable.step() == step([REPORT], RAISED)
     trainable.reset_config({"spec": fake_spec(1)})
     trainable.step()
     assert lanes.made[0].notes == [("begin", 0), "close", "stop"]
@@ -143,3 +154,13 @@ def test_isolated_trial_has_a_lane_of_its_own() -> None:
     trainable.reset_config({"spec": fake_spec(1)})
     trainable.step()
     assert [lane.notes for lane in lanes.made] == [[("begin", 0), "stop", "close"], [("begin", 1)]]
+
+
+def test_turn_is_ended_without_waiting_for_it() -> None:
+    lanes = Lanes()
+    lanes.script += [([], None), ([REPORT], Outcome(Ending.STOPPED))]
+    trainable = lanes.trainable()
+    trainable.step()
+    trainable.end_turn()
+    assert trainable.step() == step([REPORT], Outcome(Ending.STOPPED))
+    assert lanes.made[0].notes == [("begin", 0), "request stop"]

@@ -7,7 +7,7 @@ import pytest
 from ray.tune.schedulers import TrialScheduler
 from tests.fakes import FakeCoordinator, fake_spec
 
-from heats.lane.trainable import OUTCOME, REPORTS
+from heats.lane.trainable import OUTCOME, REPORTS, RESERVATION
 from heats.trial import Ending, Outcome, Report, Verdict
 from heats.tune.scheduler import VerdictScheduler
 
@@ -16,18 +16,35 @@ if TYPE_CHECKING:
 
 REPORT = Report(0.0, {"loss": 0.5})
 RETURNED = Outcome(Ending.RETURNED, returned=0.5)
-TUNE: Any = None
+
+
+class Controller:
+    """What the scheduler sees of Tune: notes which trials' turns it ended."""
+
+    def __init__(self) -> None:
+        self.ended: list[int] = []
+
+    def _schedule_trial_task(self, trial: Any, method: str) -> None:
+        assert method == "end_turn"
+        self.ended.append(trial.config["spec"].number)
+
+
+TUNE: Any = Controller()
 
 
 def trial(number: int = 3, *, error_file: Path | None = None) -> Any:
-    return SimpleNamespace(config={"spec": fake_spec(number)}, error_file=error_file)
+    return SimpleNamespace(
+        trial_id=f"trial-{number}", config={"spec": fake_spec(number)}, error_file=error_file
+    )
+
+
+def step(reports: list[Report], outcome: Outcome | None) -> dict[str, Any]:
+    return {REPORTS: reports, OUTCOME: outcome, RESERVATION: None}
 
 
 def test_reports_are_recorded_and_the_trial_goes_on() -> None:
     coordinator = FakeCoordinator([])
-    told = VerdictScheduler(coordinator).on_trial_result(
-        TUNE, trial(), {REPORTS: [REPORT], OUTCOME: None}
-    )
+    told = VerdictScheduler(coordinator).on_trial_result(TUNE, trial(), step([REPORT], None))
     assert told == TrialScheduler.CONTINUE
     assert coordinator.recorded == [(3, [REPORT])]
     assert coordinator.ended == []
@@ -36,21 +53,33 @@ def test_reports_are_recorded_and_the_trial_goes_on() -> None:
 @pytest.mark.parametrize("verdict", list(Verdict))
 def test_end_is_told_after_its_last_reports_whatever_the_verdict(verdict: Verdict) -> None:
     coordinator = FakeCoordinator([], verdict=verdict)
-    told = VerdictScheduler(coordinator).on_trial_result(
-        TUNE, trial(), {REPORTS: [REPORT], OUTCOME: RETURNED}
-    )
+    told = VerdictScheduler(coordinator).on_trial_result(TUNE, trial(), step([REPORT], RETURNED))
     assert told == TrialScheduler.STOP
     assert coordinator.recorded == [(3, [REPORT])]
     assert coordinator.ended == [(3, RETURNED)]
 
 
-def test_trial_that_is_to_stop_has_ended() -> None:
+def test_trial_that_is_to_stop_has_ended_and_its_lane_knows_at_once() -> None:
     coordinator = FakeCoordinator([], verdict=Verdict.STOP)
-    told = VerdictScheduler(coordinator).on_trial_result(
-        TUNE, trial(), {REPORTS: [REPORT], OUTCOME: None}
-    )
+    tune: Any = Controller()
+    told = VerdictScheduler(coordinator).on_trial_result(tune, trial(), step([REPORT], None))
     assert told == TrialScheduler.STOP
     assert coordinator.ended == [(3, Outcome(Ending.STOPPED))]
+    assert tune.ended == [3]
+
+
+def test_trial_of_a_driver_that_leaves_goes_on_to_its_next_report() -> None:
+    coordinator = FakeCoordinator([], verdict=Verdict.LEAVE)
+    scheduler = VerdictScheduler(coordinator)
+    tune: Any = Controller()
+    told = scheduler.on_trial_result(tune, trial(), step([], None))
+    assert told == TrialScheduler.CONTINUE
+    assert tune.ended == [3]
+    last = step([REPORT], Outcome(Ending.STOPPED))
+    assert scheduler.on_trial_result(tune, trial(), last) == TrialScheduler.STOP
+    assert coordinator.recorded[-1] == (3, [REPORT])
+    assert coordinator.ended == [(3, Outcome(Ending.STOPPED))]
+    assert tune.ended == [3]
 
 
 @pytest.mark.parametrize("text", ["Traceback ...\nActorDiedError: out of memory\n", "", None])

@@ -1,0 +1,213 @@
+"""The Ray Train run of a lane, with no process that a lane does not need.
+
+A `TorchTrainer` starts, besides its workers, a process each for its controller, for freeing its
+placement group should the controller die, for its datasets even where there are none, for its
+collectives even where there is one rank, and for talks with the autoscaler. Each first imports Ray
+Train, the controller also torch, which on two cores is most of the wait for a sweep's first report.
+Here the controller runs in the lane's own process, which does not load torch, and the driver frees
+the placement group of a lane whose process died.
+Verified on ray 2.60; tests/integration/test_ray_contract.py covers the private names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import ray
+from ray.train._internal.utils import get_address_and_port
+from ray.train.backend import Backend, BackendConfig
+from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
+from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
+from ray.train.v2._internal.execution.controller.controller import TrainController
+from ray.train.v2._internal.execution.scaling_policy.fixed import FixedScalingPolicy
+from ray.train.v2._internal.execution.worker_group import state as worker_group_state
+from ray.train.v2._internal.execution.worker_group import worker_group
+from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup
+from ray.train.v2._internal.util import TrainingFramework
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ray.train import Result
+    from ray.util.placement_group import PlacementGroup
+
+
+class LaneTrainer(DataParallelTrainer):
+    """A `TorchTrainer` whose `fit` needs no processes but the workers'.
+
+    `on_reserved` is called with each placement group as soon as it exists.
+    """
+
+    def __init__(
+        self,
+        train_loop_per_worker: Callable[..., None],
+        *,
+        on_reserved: Callable[[PlacementGroup], None],
+        **options: Any,
+    ) -> None:
+        super().__init__(train_loop_per_worker, backend_config=WorkerTorchConfig(), **options)
+        self._on_reserved = on_reserved
+
+    def _create_default_callbacks(self) -> list[Any]:
+        unneeded = (PlacementGroupCleanerCallback, DatasetsCallback)
+        callbacks = super()._create_default_callbacks()
+        return [each for each in callbacks if not isinstance(each, unneeded)]
+
+    def _initialize_and_run_controller(self, **arguments: Any) -> Result:
+        on_reserved = self._on_reserved
+
+        class Group(LaneWorkerGroup):
+            on_placement_group = staticmethod(on_reserved)
+
+        class Controller(TrainController):
+            worker_group_cls = Group
+
+        scaling = FixedSize(self.scaling_config)
+        controller = Controller(**{**arguments, "scaling_policy": scaling})
+        asyncio.run(controller.run())
+        return controller.get_result()
+
+
+class LaneWorkerGroup(WorkerGroup):
+    """Tells of its placement group, and needs no process for the collectives of one rank."""
+
+    on_placement_group: Callable[[PlacementGroup], None]
+
+    def _create_placement_group(self, *args: Any) -> Any:
+        handle = super()._create_placement_group(*args)
+        self.on_placement_group(handle.placement_group)
+        return handle
+
+    def _start_impl(self, builder: Any) -> None:
+        if self._worker_group_context.num_workers > 1:
+            super()._start_impl(builder)
+            return
+        saved = worker_group.SynchronizationActor
+        worker_group.SynchronizationActor = OneRankCollectives
+        worker_group_state._shutdown_sync_actor = _end_collectives
+        try:
+            super()._start_impl(builder)
+        finally:
+            worker_group.SynchronizationActor = saved
+
+
+class OneRankCollectives:
+    """Stands in for Ray Train's synchronization actor where there is nobody to wait for."""
+
+    @classmethod
+    def options(cls, **_: Any) -> type[Self]:
+        """As of an actor class."""
+        return cls
+
+    @classmethod
+    def remote(cls, **_: Any) -> Self:
+        """As of an actor class."""
+        return cls()
+
+    @property
+    def broadcast_from_rank_zero(self) -> type[_OwnData]:
+        """As of an actor: barriers and broadcasts are this call."""
+        return _OwnData
+
+
+class _OwnData:
+    @staticmethod
+    def remote(*_: Any, data: Any, **__: Any) -> ray.ObjectRef:
+        return ray.put(data)
+
+
+def _end_collectives(actor: Any) -> None:
+    if not isinstance(actor, OneRankCollectives):
+        ray.kill(actor)
+
+
+class FixedSize(FixedScalingPolicy):
+    """So many workers; the pending placement group tells the autoscaler all that it needs."""
+
+    def after_controller_start(self, train_run_context: Any) -> None:
+        """Nothing, as in the other three: see the class."""
+
+    async def before_controller_shutdown(self) -> None:
+        """Nothing."""
+
+    def before_controller_abort(self) -> None:
+        """Nothing."""
+
+    def _maybe_send_resource_request(self) -> None:
+        """Nothing."""
+
+
+@dataclass
+class WorkerTorchConfig(BackendConfig):
+    """What `ray.train.torch.TorchConfig()` does, with torch loaded by the workers alone."""
+
+    @property
+    def backend_cls(self) -> type[Backend]:
+        """Sets the process group up."""
+        return WorkerTorchBackend
+
+    @property
+    def train_func_context(self) -> type[WorkerDevice]:
+        """Wraps the train function."""
+        return WorkerDevice
+
+    @property
+    def framework(self) -> TrainingFramework:
+        """What the run is said to use."""
+        return TrainingFramework.TORCH
+
+
+class WorkerTorchBackend(Backend):
+    """Starts and ends the workers' torch process group: nccl where they have GPUs, else gloo."""
+
+    share_cuda_visible_devices = True
+
+    def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:
+        """Let every worker join; returns when all of them have."""
+        del backend_config
+        has_gpus = worker_group.get_resources_per_worker().get("GPU", 0) > 0
+        address, port = worker_group.execute_single(0, get_address_and_port)
+        joining = [
+            worker_group.execute_single_async(
+                rank,
+                _join_process_group,
+                backend="nccl" if has_gpus else "gloo",
+                own_rank=rank,
+                world_size=len(worker_group),
+                address=address,
+                port=port,
+            )
+            for rank in range(len(worker_group))
+        ]
+        ray.get(joining)
+
+    def on_shutdown(self, worker_group: Any, backend_config: BackendConfig) -> None:
+        """Nothing: the workers' processes end with their lane."""
+
+
+class WorkerDevice:
+    """In a worker: the current CUDA device is the worker's own, as `TorchTrainer` has it."""
+
+    def __enter__(self) -> None:
+        """Set the device."""
+        from ray.train.torch.config import TorchConfigContextManager
+
+        TorchConfigContextManager().__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to put back."""
+
+
+def _join_process_group(
+    *, backend: str, own_rank: int, world_size: int, address: str, port: int
+) -> None:
+    from ray.train.torch.config import TorchConfig, _set_torch_distributed_env_vars
+    from ray.train.torch.config import _setup_torch_process_group as setup
+
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address, str(port)
+    _set_torch_distributed_env_vars()
+    setup(backend, own_rank, world_size, "env://", TorchConfig().timeout_s)
