@@ -86,6 +86,7 @@ def _train(cfg: Probe) -> None:
         if cfg.case is Case.dies and cfg.x == 1 and epoch == 4 and start == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         if cfg.case is Case.loses_its_lane and cfg.x == 1 and epoch == 4 and start == 0:
+            time.sleep(3)  # What it reported in its last second, the driver would not know.
             os.kill(_pid_of_lane(), signal.SIGKILL)
             time.sleep(600)
         with done.open("a") as file:
