@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -220,7 +221,7 @@ def _spread_note(repeats: int) -> str:
 def main(arguments: list[str]) -> None:
     """Measure, show two tables, and write a file to `benchmarks/results/`."""
     options, is_quick = _options(arguments)
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 120)
     contenders = [Contender("heats", "heats lanes", options.trials, run_heats)]
     if options.peers:
         contenders += [

@@ -16,14 +16,12 @@ import typer
 from typer.core import TyperGroup
 
 from heats.cli_promote import register as register_promotion
-from heats.errors import ConfigError, HeatsError, LedgerError
+from heats.errors import ConfigError, ExitCode, HeatsError, LedgerError
 from heats.tracking.root import find_root, store_uri
 
 if TYPE_CHECKING:
     from heats.record import SweepRecord
 
-EXIT_INCOMPLETE = 1
-EXIT_BAD_INPUT = 2
 _FIRST_PORT = 5000
 _SYNC_TIMEOUT_S = 600.0
 
@@ -37,7 +35,7 @@ class _Commands(TyperGroup):
             return super().invoke(ctx)
         except HeatsError as exc:
             typer.echo(f"heats: {exc}", err=True)
-            raise typer.Exit(EXIT_BAD_INPUT) from exc
+            raise typer.Exit(ExitCode.BAD_INPUT) from exc
 
 
 app = typer.Typer(
@@ -289,7 +287,7 @@ def sync(
     else:
         typer.echo(f"heats: MLflow at {uri} still lacks something: {error}.", err=True)
     if not is_complete:
-        raise typer.Exit(EXIT_INCOMPLETE)
+        raise typer.Exit(ExitCode.NOT_DONE)
 
 
 register_promotion(app)

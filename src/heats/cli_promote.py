@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from heats.errors import PromotionRefusedError, TrackingError
+from heats.errors import ExitCode, PromotionRefusedError, TrackingError
 from heats.tracking.root import find_root, store_uri
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from heats.tracking.models import Promotion
 
-EXIT_REFUSED = 1
 _SERVE_PORT = 5001
 
 _SweepArgument = Annotated[
@@ -201,7 +200,7 @@ def _refusals(*, as_json: bool) -> Iterator[None]:
         typer.echo(f"heats: {exc}", err=True)
         if as_json:
             _print_json({"error": type(exc).__name__, "message": str(exc)})
-        raise typer.Exit(EXIT_REFUSED) from exc
+        raise typer.Exit(ExitCode.NOT_DONE) from exc
 
 
 @contextlib.contextmanager

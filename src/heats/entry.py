@@ -7,11 +7,11 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from heats.errors import ExitCode
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-EXIT_BAD_INPUT = 2
-EXIT_INTERRUPTED = 130
 _FULL_ERROR = "HYDRA_FULL_ERROR"
 
 
@@ -30,7 +30,7 @@ def clear_errors(main: Callable[[], Any]) -> Callable[[], Any]:
         try:
             return main()
         except KeyboardInterrupt:  # Before the sweep itself takes care of it.
-            raise SystemExit(EXIT_INTERRUPTED) from None
+            raise SystemExit(ExitCode.INTERRUPTED) from None
         except Exception as exc:
             if not _is_about_input(exc):
                 raise
@@ -39,7 +39,7 @@ def clear_errors(main: Callable[[], Any]) -> Callable[[], Any]:
 
             error = exc if isinstance(exc, HeatsError) else config_error(exc)
             sys.stderr.write(f"{error}\n")
-            raise SystemExit(EXIT_BAD_INPUT) from exc
+            raise SystemExit(ExitCode.BAD_INPUT) from exc
         finally:
             os.environ.pop(_FULL_ERROR, None)
 

@@ -4,6 +4,18 @@ Every message says what happened, where, and what to do next. All of them surviv
 they cross process borders.
 """
 
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What the programs of heats end with."""
+
+    DONE = 0
+    NOT_DONE = 1
+    """No trial is complete, a promotion was refused, or MLflow still lacks something."""
+    BAD_INPUT = 2
+    INTERRUPTED = 130
+
 
 class HeatsError(Exception):
     """Base of every error that heats raises on purpose."""
@@ -27,10 +39,6 @@ class SweepNotFoundError(HeatsError):
 
 class LaneLostError(HeatsError):
     """The worker group of a lane died or cannot go on; the trial may restart on another lane."""
-
-
-class TrialFailedError(HeatsError):
-    """User code of a trial raised; the message holds the traceback and the ranks that raised it."""
 
 
 class TrackingError(HeatsError):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from heats.checkpoints import orphans, remove
 from heats.cluster import capacity, dashboard_url, local_node, ray_cluster
 from heats.config import Isolation, Scheduler
-from heats.errors import ConfigError, HeatsError, LedgerError
+from heats.errors import ConfigError, ExitCode, HeatsError, LedgerError
 from heats.interrupts import Interrupts
 from heats.plan import Plan, refuse_changes
 from heats.race import Race
@@ -39,7 +39,6 @@ logger = logging.getLogger(__name__)
 _CLOSE_TIMEOUT_S = 60.0
 _INTERRUPTED_CLOSE_TIMEOUT_S = 2.5
 _INTERRUPT_MARGIN_S = 0.5
-EXIT_NO_RESULT, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
 
 
 def run(
@@ -62,7 +61,7 @@ def run(
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
         sys.stderr.write(f"{exc}\n")
-        raise SystemExit(EXIT_BAD_INPUT) from exc
+        raise SystemExit(ExitCode.BAD_INPUT) from exc
     if code:
         raise SystemExit(code)
 
@@ -153,8 +152,8 @@ def _execute(plan: Plan) -> int:
                 )
         _print_summary(record, plan.sweep_dir, time.monotonic() - began)
         if race.is_interrupted:
-            return EXIT_INTERRUPTED
-        return 0 if record.best() is not None else EXIT_NO_RESULT
+            return ExitCode.INTERRUPTED
+        return ExitCode.DONE if record.best() is not None else ExitCode.NOT_DONE
 
 
 def _run_inline(plan: Plan, race: Race) -> None:

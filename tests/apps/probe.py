@@ -8,6 +8,7 @@ nothing of heats; `hydra/sweeper=heats` on its command line is all.
 import json
 import os
 import signal
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ class Case(Enum):
     tells = "tells"
     swallows = "swallows"
     hangs = "hangs"
+    exits = "exits"
 
 
 @dataclass
@@ -68,6 +70,9 @@ def main(cfg: Probe) -> float | None:
             pass
         case Case.tells:
             _tell(cfg)
+        case Case.exits:
+            if cfg.x == 1:
+                sys.exit("no data")
         case _:
             _train(cfg)
     return float(point.x + cfg.doubled)

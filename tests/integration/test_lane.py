@@ -232,6 +232,20 @@ def test_trial_that_never_reports_again_is_ended_after_its_grace(
     assert not Path(f"/proc/{pid}").exists()
 
 
+def test_trial_that_leaves_its_program_fails_and_the_next_one_comes(
+    run_probe: Callable[..., SweepRecord],
+) -> None:
+    record = run_probe(
+        "exits",
+        "x=0,1,2",
+        "hydra.sweeper.lane.isolation=inline",
+        metric="null",
+    )
+    states = [trial.state for _, trial in sorted(record.trials.items())]
+    assert states == [TrialState.COMPLETE, TrialState.FAIL, TrialState.COMPLETE]
+    assert "SystemExit: no data" in (record.trials[1].error or "")
+
+
 def test_app_without_reports_is_judged_by_its_return_value(
     run_probe: Callable[..., SweepRecord],
 ) -> None:

@@ -166,7 +166,7 @@ def test_bad_input_is_one_message_and_exit_code_2_with_nothing_created(
 ) -> None:
     with pytest.raises(SystemExit) as left:
         run(app(), "lrr=0.1,0.2")
-    assert left.value.code == sweeper.EXIT_BAD_INPUT == 2
+    assert left.value.code == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
     assert list(project.iterdir()) == []
 

@@ -20,8 +20,8 @@ def batches(writes: RunWrites) -> Iterator[tuple[list[Any], list[Any], list[Any]
     from mlflow.entities import Metric, Param, RunTag
 
     metrics = [Metric(*row) for row in writes.metrics]
-    params = list(_chunks([Param(key, value) for key, value in writes.params.items()]))
-    tags = list(_chunks([RunTag(key, value) for key, value in writes.tags.items()]))
+    params = list(_chunks([Param(key, storable(text)) for key, text in writes.params.items()]))
+    tags = list(_chunks([RunTag(key, storable(text)) for key, text in writes.tags.items()]))
     rows = [metrics[at : at + _MAX_METRICS] for at in range(0, len(metrics), _MAX_METRICS)]
     for at in range(max(len(rows), len(params), len(tags))):
         yield (
@@ -29,6 +29,12 @@ def batches(writes: RunWrites) -> Iterator[tuple[list[Any], list[Any], list[Any]
             params[at] if at < len(params) else [],
             tags[at] if at < len(tags) else [],
         )
+
+
+def storable(text: str) -> str:
+    """The text as every database takes it: NUL and halves of surrogate pairs become U+FFFD."""
+    whole = text.encode("utf-8", errors="surrogatepass").decode("utf-8", errors="replace")
+    return whole.replace("\x00", "\ufffd")
 
 
 def _chunks(pairs: list[Any]) -> Iterator[list[Any]]:

@@ -19,6 +19,7 @@ from heats.errors import ConfigError, LedgerError, SweepLockedError, SweepNotFou
 from heats.record import SweepRecord
 from heats.tracking.codec import decode_line, encode_event
 from heats.tracking.locks import FileLock, LockHeldError, is_locked, read_owner
+from heats.tracking.provenance import redact_text
 from heats.trial import SweepStarted
 
 if TYPE_CHECKING:
@@ -38,13 +39,13 @@ _MAX_NAME_BYTES = 200
 class Ledger:
     """The one writer of a sweep's ledger; it holds the sweep's lock until `close`."""
 
-    def __init__(self, path: Path, lock: FileLock, size: int) -> None:
+    def __init__(self, path: Path, lock: FileLock, size: int, mode: int = 0o644) -> None:
         """Continue `path` at `size` bytes; use `create` or `open` instead."""
         self._path = path
         self._lock = lock
         self._mutex = threading.Lock()
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self._fd = os.open(path, flags, 0o644)
+        self._fd = os.open(path, flags, mode)
         self._size = size
 
     @property
@@ -55,6 +56,9 @@ class Ledger:
     @classmethod
     def create(cls, sweep_dir: Path, start: SweepStarted) -> Self:
         """A new ledger in `sweep_dir` (made where it does not exist) that begins with `start`.
+
+        A resume needs the command line as it was given, so where that holds a secret nobody but
+        the user may read the file.
 
         Raises:
             LedgerError: There is a sweep already, or the folder cannot be written.
@@ -77,7 +81,7 @@ class Ledger:
                 )
                 raise LedgerError(msg)
             path.unlink(missing_ok=True)
-            ledger = cls(path, lock, 0)
+            ledger = cls(path, lock, 0, 0o600 if _holds_secrets(start) else 0o644)
             ledger.append(start, durable=True)
             _sync_folder(sweep_dir)
         except BaseException:
@@ -283,6 +287,11 @@ def check_study_name(name: str) -> None:
             "`.`, beginning with a letter or digit."
         )
         raise ConfigError(msg)
+
+
+def _holds_secrets(start: SweepStarted) -> bool:
+    told = [*start.argv, encode_event(start).decode()]
+    return any(redact_text(text) != text for text in told)
 
 
 def _lock(sweep_dir: Path) -> FileLock:

@@ -38,7 +38,13 @@ _MAX_BACK_OFF_S = 30.0
 _URGENT_BACK_OFF_S = 0.3
 # MLflow will say the same however often it is asked.
 _FINAL_REFUSALS = frozenset(
-    {"INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "INVALID_STATE", "MALFORMED_REQUEST"}
+    {
+        "BAD_REQUEST",
+        "INVALID_PARAMETER_VALUE",
+        "INVALID_STATE",
+        "MALFORMED_REQUEST",
+        "RESOURCE_DOES_NOT_EXIST",
+    }
 )
 
 

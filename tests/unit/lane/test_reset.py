@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from heats.lane.reset import RankState, output_to, seed_rank
 
@@ -123,3 +124,12 @@ def test_output_returns_to_the_terminal_after_an_error(
 def test_file_that_the_turn_closed_is_no_error(tmp_path: Path) -> None:
     with output_to(tmp_path / "log") as log:
         log.close()
+
+
+def test_process_group_that_a_trial_destroyed_cannot_be_put_back(tmp_path: Path) -> None:
+    store = f"file://{tmp_path / 'store'}"
+    dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    state = RankState()
+    dist.destroy_process_group()
+    with pytest.raises(RuntimeError, match="process group"):
+        state.restore()

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import random
+import stat
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.fakes import fake_start
 
 from heats.config import Direction, Scheduler
 from heats.errors import ConfigError, LedgerError, SweepLockedError, SweepNotFoundError
@@ -326,3 +328,23 @@ def test_twenty_thousand_reports_take_less_than_a_second(tmp_path: Path) -> None
                 Reported(time_s=1.5e9 + index, trial=0, index=index, resource=3, metrics=metrics)
             )
         assert time.process_time() - begun < 0.25
+
+
+@pytest.mark.parametrize(
+    ("changes", "mode"),
+    [
+        ({}, 0o644),
+        ({"argv": ("sweep.py", "-m", "+api_token=abc", "lr=1,2")}, 0o600),
+        ({"tracking_uri": "postgresql://me:secret@db/mlflow"}, 0o600),
+    ],
+)
+def test_ledger_with_a_secret_is_for_its_user_alone(
+    tmp_path: Path, changes: dict[str, Any], mode: int
+) -> None:
+    before = os.umask(0o022)
+    try:
+        ledger = Ledger.create(tmp_path / "sweep", fake_start(**changes))
+    finally:
+        os.umask(before)
+    ledger.close()
+    assert stat.S_IMODE(ledger.path.stat().st_mode) == mode
