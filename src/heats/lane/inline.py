@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import time
 import traceback
 from typing import TYPE_CHECKING
@@ -69,8 +68,7 @@ def _run(coordinator: Coordinator, spec: TrialSpec, function: TaskFunction, seed
     seed_rank(seed + spec.number)
     try:
         with inline_context(spec, on_report):
-            config = pickle.loads(spec.config)
-            returned = run_task(function, config, job_dir=spec.job_dir, is_chief=True)
+            returned = run_task(function, spec.config, job_dir=spec.job_dir, is_chief=True)
     except TrialStoppedError:
         if broken:
             raise broken[0] from None

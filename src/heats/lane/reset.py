@@ -66,7 +66,9 @@ class RankState:
         torch.set_grad_enabled(True)
         torch.set_default_dtype(self._dtype)
         torch.set_num_threads(self._threads)
-        torch.use_deterministic_algorithms(self._deterministic)
+        if torch.are_deterministic_algorithms_enabled() != self._deterministic:
+            # Not without need: its first call loads torch's compiler, which takes seconds.
+            torch.use_deterministic_algorithms(self._deterministic)
         torch.set_float32_matmul_precision(self._precision)
         torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = self._cudnn
         if "accelerate" in sys.modules:

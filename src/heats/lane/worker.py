@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import threading
 import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from heats.errors import TrialStoppedError
 from heats.lane.mailbox import Address, RankMailbox
@@ -80,9 +79,8 @@ def _serve(
         os.environ["MLFLOW_RUN_ID"] = spec.run_id
     with output_to(Path(spec.job_dir, f"rank-{rank}.log")), _sampled(turn, rank, own, mailbox):
         try:
-            config: Any = pickle.loads(spec.config)
             with turn_context(turn, mailbox):
-                returned = run_task(function, config, job_dir=spec.job_dir, is_chief=rank == 0)
+                returned = run_task(function, spec.config, job_dir=spec.job_dir, is_chief=rank == 0)
         except TrialStoppedError:
             ending = Ending.STOPPED
         except BaseException:  # noqa: BLE001 - user code may raise anything; the lane must outlive it

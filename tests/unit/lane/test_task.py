@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 import json
 import logging
 import os
@@ -202,7 +201,7 @@ def job(
             config.hydra.job.num, config.hydra.job.id = 3, "3"
         job_dir = str(tmp_path / "job")
         try:
-            return run_task(function, copy.deepcopy(config), job_dir=job_dir, is_chief=is_chief)
+            return run_task(function, pickle.dumps(config), job_dir=job_dir, is_chief=is_chief)
         finally:
             state.restore()
 
@@ -268,6 +267,9 @@ def test_only_the_chief_writes_hydras_files(
     ]
     folder = tmp_path / "job" / ".hydra"
     assert "lr: 0.25" in (folder / "config.yaml").read_text(encoding="utf-8").splitlines()
+    for name in ("config.yaml", "hydra.yaml"):
+        text = (folder / name).read_text(encoding="utf-8")
+        assert text == OmegaConf.to_yaml(OmegaConf.load(folder / name))  # As Hydra writes it.
     assert OmegaConf.load(folder / "overrides.yaml") == ["lr=0.25"]
     (log,) = (tmp_path / "job").glob("*.log")
     assert "[train][INFO] - told" in log.read_text(encoding="utf-8")
