@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import sys
 import tempfile
 import time
@@ -191,6 +192,7 @@ def _run_in_lanes(plan: Plan, race: Race, view: LiveView) -> None:
             f"worker{'s' * (shape.num_workers > 1)}" + (f"; Ray dashboard at {url}" if url else "")
         )
         settings = LaneSettings(
+            sweep_id=f"heats-{secrets.token_hex(8)}",
             task=plan.task,
             objective=plan.objective,
             asha=conf.asha if conf.scheduler is Scheduler.asha else None,

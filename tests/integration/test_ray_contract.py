@@ -209,7 +209,7 @@ def test_training_report_has_checkpoint_and_metrics() -> None:
         (controller.TrainController, "worker_group_cls", "a lane brings its own"),
         (controller.TrainController, "run", "a lane runs it to its end"),
         (controller.TrainController, "get_result", "a lane learns of errors so"),
-        (worker_group.WorkerGroup, "_create_placement_group", "the driver frees it for a lane"),
+        (worker_group.WorkerGroup, "_create_placement_group", "a lane's has a name of its own"),
         (worker_group.WorkerGroup, "_start_impl", "one rank needs no synchronization actor"),
         (FixedScalingPolicy, "after_controller_start", "a lane does not ask the autoscaler"),
         (FixedScalingPolicy, "before_controller_shutdown", "see after_controller_start"),
@@ -219,6 +219,8 @@ def test_training_report_has_checkpoint_and_metrics() -> None:
         (torch_config, "TorchConfigContextManager", "workers take their CUDA device"),
         (torch_config, "_set_torch_distributed_env_vars", "workers join their process group"),
         (TuneController, "_schedule_trial_task", "a lane is told at once that its turn ends"),
+        (TuneController, "_trial_task_failure", "a lane that died then is noticed"),
+        (ray._private.state, "actors", "what dead lanes reserved is freed"),
     ],
 )
 def test_lane_trainer_builds_on(owner: Any, name: str, why: str) -> None:

@@ -147,6 +147,18 @@ class TurnContext(TrainContext):
         del args, kwargs
         return list(self.get_result_queue().reported)
 
+    def get_dataset_shard(self, dataset_info: Any) -> Any:
+        """Nothing: no trial was given datasets.
+
+        Raises:
+            KeyError: Always, as Ray does for a name it does not know.
+        """
+        msg = (
+            f"Dataset shard for {dataset_info.dataset_name!r} not found: heats gives trials no"
+            " Ray Datasets. Make the dataset in the train function."
+        )
+        raise KeyError(msg)
+
     def _sync_checkpoint_dir_name_across_ranks(self, checkpoint_dir_name: str | None = None) -> str:
         if self.get_world_size() == 1:  # Nobody to agree with: saves a remote call at each report.
             return checkpoint_dir_name or self.storage_context.make_default_checkpoint_dir_name()

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from heats.lane.worker import serve_turns
 
 if TYPE_CHECKING:
     from heats.lane.lane import LaneSettings
-    from heats.lane.messages import RankReady
     from heats.lane.worker import WorkerSettings
 
 
 class WorkerGroup(Protocol):
-    """Where the ranks of a lane run.
-
-    `reservation` is what the driver must free should the process that runs the group die: a
-    placement group, or None.
-    """
-
-    @property
-    def reservation(self) -> Any:
-        """See above."""
-        ...
+    """Where the ranks of a lane run."""
 
     def host(self) -> str:
         """Address of this process that the ranks can reach."""
@@ -33,15 +23,18 @@ class WorkerGroup(Protocol):
         """Run the ranks until all of them have left; raises what ended them otherwise."""
         ...
 
-    def kill(self, rank: RankReady) -> None:
-        """End a rank by force; raises where it is dead already."""
+    def release(self) -> None:
+        """End the ranks by force, those that only start included, and free what they hold."""
         ...
 
 
 class RayWorkerGroup:
     """One Ray Train run with torch's process group, as a `TorchTrainer` has it."""
 
-    reservation: Any = None
+    def __init__(self, sweep_id: str) -> None:
+        from heats.lane.reservation import Reservation
+
+        self._reservation = Reservation(sweep_id)
 
     def host(self) -> str:
         """This node's address in the Ray cluster."""
@@ -57,7 +50,7 @@ class RayWorkerGroup:
 
         trainer = LaneTrainer(
             serve_turns,
-            on_reserved=self._take_reservation,
+            reserve=self._reservation.make,
             train_loop_config={"worker": worker},
             scaling_config=ray.train.ScalingConfig(
                 num_workers=lane.num_workers,
@@ -65,20 +58,19 @@ class RayWorkerGroup:
                 resources_per_worker=lane.resources_per_worker,
             ),
             run_config=ray.train.RunConfig(
-                name=f"lane-{secrets.token_hex(8)}", storage_path=lane.storage_path
+                name=f"lane-{secrets.token_hex(8)}",
+                storage_path=lane.storage_path,
+                # Whether and where a trial starts again is the driver's decision.
+                failure_config=ray.train.FailureConfig(
+                    max_failures=0, max_preemption_failures=0, controller_failure_limit=0
+                ),
             ),
         )
         try:
             trainer.fit()
         finally:
-            if self.reservation is not None:  # A run that fails to start leaves it behind.
-                ray.util.remove_placement_group(self.reservation)
+            self._reservation.release()
 
-    def _take_reservation(self, placement_group: Any) -> None:
-        self.reservation = placement_group
-
-    def kill(self, rank: RankReady) -> None:
-        """Kill the rank's actor."""
-        import ray
-
-        ray.kill(rank.actor)
+    def release(self) -> None:
+        """Free the placement group: Ray ends the workers in it."""
+        self._reservation.release()

@@ -48,9 +48,11 @@ class LaneSettings:
     """Everything a lane needs that does not change from trial to trial.
 
     `asha` None: no report needs a decision, so verdicts never wait. `resources_per_worker` are
-    Ray's; `storage_path` is where Ray Train keeps what is the lane's own.
+    Ray's; `storage_path` is where Ray Train keeps what is the lane's own; `sweep_id` is this driver
+    run's own, and names what its lanes reserve.
     """
 
+    sweep_id: str
     task: TaskRef
     objective: Objective
     asha: AshaConf | None
@@ -95,7 +97,7 @@ class Lane:
     def __init__(self, settings: LaneSettings, group: WorkerGroup | None = None) -> None:
         """Start the ranks; `group` None: in a `TorchTrainer` run."""
         self._settings = settings
-        self._group = group or RayWorkerGroup()
+        self._group = group or RayWorkerGroup(settings.sweep_id)
         self._changed = threading.Condition()
         self._ready: dict[int, RankReady] = {}
         self._state: _TurnState | None = None
@@ -111,11 +113,6 @@ class Lane:
     def is_usable(self) -> bool:
         """Whether the lane can take a turn now."""
         return self._lost is None and not self._is_closing and self._state is None
-
-    @property
-    def reservation(self) -> object:
-        """What the driver must free should this process die; None where there is nothing yet."""
-        return self._group.reservation
 
     def begin(self, spec: TrialSpec) -> None:
         """Give the lane a trial; its ranks get it as soon as all of them are there."""
@@ -153,7 +150,7 @@ class Lane:
                 wait_s = min(until, state.leave_by_s) - time.monotonic()
                 if not self._changed.wait(wait_s) and time.monotonic() >= until:
                     break
-            if self._lost is not None or self._all_ended():
+            if self._all_ended() and self._has_raised(state):
                 self._take_incomplete(state)
             reports, state.reports = state.reports, []
             state.taken = state.num_reports
@@ -194,17 +191,18 @@ class Lane:
         if self._is_closing:
             return
         self._is_closing = True
-        if is_broken or self._lost is not None:
-            self._kill_ranks()
-        else:
+        grace_s = self._settings.lane.stop_grace_s
+        is_whole = len(self._ready) == self._settings.num_workers and self._lost is None
+        if is_whole and not is_broken:
             for rank in self._ready:
                 try:
                     self._mailbox.post(rank, None)
                 except OSError:
                     logger.debug("rank %d was gone before it was dismissed", rank)
-        self._thread.join(self._settings.lane.stop_grace_s)
+            self._thread.join(grace_s)
         if self._thread.is_alive():
-            self._kill_ranks()
+            self._group.release()
+            self._thread.join(grace_s)
         self._mailbox.close()
 
     # --- the worker group -----------------------------------------------------------------------
@@ -223,13 +221,6 @@ class Lane:
             if not self._is_closing and self._lost is None:
                 self._lost = reason
             self._changed.notify_all()
-
-    def _kill_ranks(self) -> None:
-        for ready in self._ready.values():
-            try:
-                self._group.kill(ready)
-            except Exception as exc:  # noqa: BLE001 - it may be dead already, in any of several ways
-                logger.debug("rank %d could not be ended: %r", ready.rank, exc)
 
     # --- messages; these run in the mailbox's reader threads ------------------------------------
 
@@ -276,7 +267,10 @@ class Lane:
             self._take(state, replace(of_ranks[0], checkpoint=checkpoint))
 
     def _take_incomplete(self, state: _TurnState) -> None:
-        """Take rank 0's metrics of reports that other ranks never made; not their checkpoints."""
+        """Take rank 0's metrics of reports that other ranks never made; not their checkpoints.
+
+        Only of a trial that failed: one that goes on later makes them again, and whole.
+        """
         for _, of_ranks in sorted(state.arrived.items()):
             if 0 in of_ranks:
                 self._take(state, replace(of_ranks[0], checkpoint=None))

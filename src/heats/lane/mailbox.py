@@ -127,7 +127,7 @@ class RankMailbox:
             # A report and the question after it are two small packets: without this the second
             # waits 40 ms for the first one's delayed acknowledgement.
             shared.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # Uploads report from threads of their own.
 
     def send(self, message: RankMessage) -> None:
         """Send and go on."""
@@ -135,10 +135,9 @@ class RankMailbox:
             self._connection.send(message)
 
     def ask(self, message: RankMessage) -> Verdict:
-        """Send and wait for the verdict."""
-        with self._lock:
-            self._connection.send(message)
-            return cast("Verdict", self._connection.recv())
+        """Send and wait for the verdict; other threads may send meanwhile, but not ask."""
+        self.send(message)
+        return cast("Verdict", self._connection.recv())
 
     def next_turn(self) -> Turn | None:
         """Wait for the next turn; None where there are no more, or the lane is gone."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from heats.trial import Ending, Report, TrialSpec
@@ -11,15 +11,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RankReady:
-    """First word of a rank: it loaded the task function and waits for turns.
-
-    `actor` is the rank's own Ray actor handle, so that the lane can end a rank that hangs.
-    """
+    """First word of a rank: it loaded the task function and waits for turns."""
 
     rank: int
     pid: int
     node_id: str
-    actor: Any
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,10 +25,7 @@ logger = logging.getLogger(__name__)
 
 REPORTS = "heats_reports"
 OUTCOME = "heats_outcome"
-RESERVATION = "heats_reservation"
-"""Keys of a step's result: the reports since the last step, at the end the outcome, and the
-placement group of the lane's workers.
-"""
+"""Keys of a step's result: the reports since the last step, and at the end the outcome."""
 
 
 def end_turn(tune_controller: TuneController, trial: Trial) -> None:
@@ -36,7 +33,8 @@ def end_turn(tune_controller: TuneController, trial: Trial) -> None:
 
     Tune itself would only tell it with the next trial, and without one let it train on.
     """
-    tune_controller._schedule_trial_task(trial, "end_turn")
+    failed = tune_controller._trial_task_failure
+    tune_controller._schedule_trial_task(trial, "end_turn", on_error=failed)
 
 
 class LaneTrainable(tune.Trainable):
@@ -69,7 +67,7 @@ class LaneTrainable(tune.Trainable):
         if outcome is not None and outcome.ending is Ending.RAISED:
             self._lane.close(is_broken=not self._lane.is_usable)
         # Not `done`: Tune would then end the trial without showing the result to the scheduler.
-        return {REPORTS: reports, OUTCOME: outcome, RESERVATION: self._lane.reservation}
+        return {REPORTS: reports, OUTCOME: outcome}
 
     def end_turn(self) -> None:
         """End the running turn at its next report; a step to come tells how it ended."""

@@ -25,6 +25,9 @@ from ray.train.v2._internal.execution.controller.controller import TrainControll
 from ray.train.v2._internal.execution.scaling_policy.fixed import FixedScalingPolicy
 from ray.train.v2._internal.execution.worker_group import state as worker_group_state
 from ray.train.v2._internal.execution.worker_group import worker_group
+from ray.train.v2._internal.execution.worker_group.placement_group_handle import (
+    DefaultPlacementGroupHandle,
+)
 from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup
 from ray.train.v2._internal.util import TrainingFramework
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
@@ -39,18 +42,18 @@ if TYPE_CHECKING:
 class LaneTrainer(DataParallelTrainer):
     """A `TorchTrainer` whose `fit` needs no processes but the workers'.
 
-    `on_reserved` is called with each placement group as soon as it exists.
+    `reserve(bundles, strategy)` makes the workers' placement group.
     """
 
     def __init__(
         self,
         train_loop_per_worker: Callable[..., None],
         *,
-        on_reserved: Callable[[PlacementGroup], None],
+        reserve: Callable[[list[dict[str, float]], str], PlacementGroup],
         **options: Any,
     ) -> None:
         super().__init__(train_loop_per_worker, backend_config=WorkerTorchConfig(), **options)
-        self._on_reserved = on_reserved
+        self._reserve = reserve
 
     def _create_default_callbacks(self) -> list[Any]:
         unneeded = (PlacementGroupCleanerCallback, DatasetsCallback)
@@ -58,10 +61,10 @@ class LaneTrainer(DataParallelTrainer):
         return [each for each in callbacks if not isinstance(each, unneeded)]
 
     def _initialize_and_run_controller(self, **arguments: Any) -> Result:
-        on_reserved = self._on_reserved
+        own_reserve = self._reserve
 
         class Group(LaneWorkerGroup):
-            on_placement_group = staticmethod(on_reserved)
+            reserve = staticmethod(own_reserve)
 
         class Controller(TrainController):
             worker_group_cls = Group
@@ -73,14 +76,13 @@ class LaneTrainer(DataParallelTrainer):
 
 
 class LaneWorkerGroup(WorkerGroup):
-    """Tells of its placement group, and needs no process for the collectives of one rank."""
+    """Has `reserve` make its placement group; one rank's collectives need no process."""
 
-    on_placement_group: Callable[[PlacementGroup], None]
+    reserve: Callable[[list[dict[str, float]], str], PlacementGroup]
 
-    def _create_placement_group(self, *args: Any) -> Any:
-        handle = super()._create_placement_group(*args)
-        self.on_placement_group(handle.placement_group)
-        return handle
+    def _create_placement_group(self, scaling_config: Any, context: Any) -> Any:
+        bundles = [context.resources_per_worker] * context.num_workers
+        return DefaultPlacementGroupHandle(self.reserve(bundles, context.placement_strategy))
 
     def _start_impl(self, builder: Any) -> None:
         if self._worker_group_context.num_workers > 1:

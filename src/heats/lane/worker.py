@@ -55,7 +55,7 @@ def serve_turns(settings: dict[str, WorkerSettings]) -> None:
     context = ray.get_runtime_context()
     os.environ["MLFLOW_TRACKING_URI"] = own.tracking_uri
     state = RankState()
-    mailbox.send(RankReady(rank, os.getpid(), context.get_node_id(), context.current_actor))
+    mailbox.send(RankReady(rank, os.getpid(), context.get_node_id()))
     while (turn := mailbox.next_turn()) is not None:
         mailbox.send(_serve(turn, rank, own, function, mailbox))
         try:

@@ -38,12 +38,17 @@ def run_trials(coordinator: Coordinator, settings: LaneSettings, max_concurrent:
     """
     from ray import tune
 
+    from heats.lane.reservation import free_reservations
     from heats.lane.trainable import LaneTrainable
     from heats.tune.scheduler import VerdictScheduler
     from heats.tune.search import TrialSearcher
 
     os.environ.update(_TUNE_ENV, TUNE_MAX_PENDING_TRIALS_PG=str(max_concurrent))
     remembering = _Remembering(coordinator)
+
+    def on_lane_death() -> None:
+        free_reservations(settings.sweep_id, of_the_dead=True)
+
     # A lane's own process needs nothing but a little memory: its workers reserve what they need.
     trainable = tune.with_resources(LaneTrainable, {"CPU": 0, "memory": 1})
     with tempfile.TemporaryDirectory(prefix="heats-tune-", ignore_cleanup_errors=True) as folder:
@@ -51,7 +56,7 @@ def run_trials(coordinator: Coordinator, settings: LaneSettings, max_concurrent:
             trainable,
             tune_config=tune.TuneConfig(
                 search_alg=TrialSearcher(remembering, settings, max_concurrent),
-                scheduler=VerdictScheduler(remembering),
+                scheduler=VerdictScheduler(remembering, on_lane_death),
                 num_samples=-1,
                 reuse_actors=True,
                 trial_name_creator=_name,
@@ -73,6 +78,8 @@ def run_trials(coordinator: Coordinator, settings: LaneSettings, max_concurrent:
                 raise remembering.error from None
             msg = f"Ray Tune failed: {exc}"
             raise HeatsError(msg) from exc
+        finally:  # Where Ray goes on after the sweep, a lane that was cut off would hold its part.
+            free_reservations(settings.sweep_id, of_the_dead=False)
 
 
 class _Remembering:

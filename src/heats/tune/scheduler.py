@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
-from ray.util import remove_placement_group
 
-from heats.lane.trainable import OUTCOME, REPORTS, RESERVATION, end_turn
+from heats.lane.trainable import OUTCOME, REPORTS, end_turn
 from heats.trial import Ending, Outcome, TrialSpec, Verdict
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ray.tune.execution.tune_controller import TuneController
     from ray.tune.experiment import Trial
 
@@ -20,12 +21,15 @@ if TYPE_CHECKING:
 
 
 class VerdictScheduler(FIFOScheduler):
-    """Passes every result of a lane to the coordinator and its verdict to Tune."""
+    """Passes every result of a lane to the coordinator and its verdict to Tune.
 
-    def __init__(self, coordinator: Coordinator) -> None:
+    `on_lane_death` is called when the process of a lane has died.
+    """
+
+    def __init__(self, coordinator: Coordinator, on_lane_death: Callable[[], None]) -> None:
         super().__init__()
         self._coordinator = coordinator
-        self._reservations: dict[str, Any] = {}
+        self._on_lane_death = on_lane_death
 
     def __getstate__(self) -> dict[str, Any]:
         """Nothing: the Tuner writes itself to a file that nobody will read."""
@@ -36,7 +40,6 @@ class VerdictScheduler(FIFOScheduler):
     ) -> str:
         """Record the reports of a step; end the attempt where it is over or to be stopped."""
         number = _number(trial)
-        self._reservations[trial.trial_id] = result[RESERVATION]
         verdict = self._coordinator.record(number, result[REPORTS])
         outcome: Outcome | None = result[OUTCOME]
         if outcome is None and verdict is not Verdict.CONTINUE:
@@ -45,15 +48,12 @@ class VerdictScheduler(FIFOScheduler):
             outcome = Outcome(Ending.STOPPED)  # Not waited for: the next trial can be prepared.
         if outcome is None:
             return str(TrialScheduler.CONTINUE)
-        self._reservations.pop(trial.trial_id)
         self._coordinator.end(number, outcome)
         return str(TrialScheduler.STOP)
 
     def on_trial_error(self, tune_controller: TuneController, trial: Trial) -> None:
         """The process that held the lane died, so the attempt is lost and its workers are gone."""
-        placement_group = self._reservations.pop(trial.trial_id, None)
-        if placement_group is not None:
-            remove_placement_group(placement_group)
+        self._on_lane_death()
         reason = f"The process of its lane ended: {_error(trial)}"
         self._coordinator.end(_number(trial), Outcome(Ending.LOST, error=reason))
 

@@ -52,7 +52,7 @@ class Rank:
         self._mailbox.send(message)
 
     def ready(self) -> None:
-        self.says(RankReady(self.number, 1, "node", None))
+        self.says(RankReady(self.number, 1, "node"))
 
     def takes_turn(self) -> Turn:
         self.turn = self._mailbox.next_turn()
@@ -97,13 +97,11 @@ class Rank:
 
 
 class Group:
-    """Gives the test its ranks; runs until `over` is called, or a rank is killed."""
-
-    reservation: Any = None
+    """Gives the test its ranks; runs until `over` is called, or the ranks are ended by force."""
 
     def __init__(self) -> None:
         self.workers: queue.Queue[WorkerSettings] = queue.Queue()
-        self.killed: list[int] = []
+        self.num_released = 0
         self._is_over = threading.Event()
         self._error: Exception | None = None
 
@@ -116,8 +114,9 @@ class Group:
         if self._error is not None:
             raise self._error
 
-    def kill(self, rank: RankReady) -> None:
-        self.killed.append(rank.rank)
+    def release(self) -> None:
+        self.num_released += 1
+        self.over()
         self.over()
 
     def over(self, error: Exception | None = None) -> None:
@@ -136,6 +135,7 @@ class Lanes:
         """A lane whose ranks have not come yet."""
         values: dict[str, Any] = {"flush_interval_s": 0.05, "verdict_wait_s": LONG_S}
         settings = LaneSettings(
+            sweep_id="heats-1",
             task=TaskRef("train.py", None),
             objective=Objective("loss", Direction.minimize),
             asha=asha,
@@ -378,7 +378,7 @@ def test_checkpoint_that_only_another_rank_has_counts(lanes: Lanes) -> None:
     assert (report.metrics["loss"], report.checkpoint) == (0.25, "checkpoint-1")
 
 
-def test_half_a_checkpoint_is_none_but_its_metrics_stay(lanes: Lanes) -> None:
+def test_report_that_a_dead_rank_never_made_is_made_again_by_the_next_attempt(lanes: Lanes) -> None:
     lane, ranks = lanes.in_turn(2)
     for rank in ranks:
         rank.makes_report(0.5, checkpoint="checkpoint-1")
@@ -392,8 +392,18 @@ def test_half_a_checkpoint_is_none_but_its_metrics_stay(lanes: Lanes) -> None:
 
     with pytest.raises(LaneLostError, match="rank 1 went away"):
         gather_all()
-    assert [report.checkpoint for report in reports] == ["checkpoint-1", None]
-    assert losses(reports) == [0.5, 0.25]
+    assert [report.checkpoint for report in reports] == ["checkpoint-1"]
+
+
+def test_failed_trial_keeps_the_metrics_of_a_half_made_report(lanes: Lanes) -> None:
+    lane, ranks = lanes.in_turn(2)
+    ranks[0].makes_report(0.25, checkpoint="checkpoint-1")
+    ranks[0].ends(STOPPED)
+    ranks[1].ends(RAISED, error="no data")
+    reports, outcome = gather(lane)
+    assert losses(reports) == [0.25]
+    assert [report.checkpoint for report in reports] == [None]
+    assert outcome == Outcome(RAISED, error="rank 1:\nno data")
 
 
 def test_rung_waits_for_the_slowest_rank_and_the_driver(lanes: Lanes) -> None:
@@ -575,17 +585,22 @@ def test_closing_dismisses_the_ranks(lanes: Lanes) -> None:
     lanes.group.over()
     lane.close()
     assert [each.result(LONG_S) for each in dismissed] == [True, True]
-    assert lanes.group.killed == []
+    assert lanes.group.num_released == 0
     assert not lane.is_usable
 
 
 def test_closing_a_broken_lane_kills_its_ranks(lanes: Lanes) -> None:
     lane, _ = lanes.in_turn(2)
     lane.close(is_broken=True)
-    assert sorted(lanes.group.killed) == [0, 1]
+    assert lanes.group.num_released == 1
 
 
 def test_ranks_that_do_not_leave_are_killed(lanes: Lanes) -> None:
     lane, _ = lanes.in_turn(stop_grace_s=0.05)
     lane.close()
-    assert lanes.group.killed == [0]
+    assert lanes.group.num_released == 1
+
+
+def test_lane_that_is_closed_while_its_workers_start_frees_what_they_hold(lanes: Lanes) -> None:
+    lanes.empty(2).close()
+    assert lanes.group.num_released == 1

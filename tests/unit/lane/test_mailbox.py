@@ -47,7 +47,7 @@ class Heard:
 
     def rank(self, number: int) -> RankMailbox:
         mailbox = RankMailbox(self.mailbox.address)
-        mailbox.send(RankReady(number, 1, "node", None))
+        mailbox.send(RankReady(number, 1, "node"))
         assert self.next()[0] == number
         return mailbox
 

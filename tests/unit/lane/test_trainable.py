@@ -9,7 +9,7 @@ from heats.config import Direction, Isolation, LaneConf
 from heats.errors import LaneLostError
 from heats.lane.lane import Lane, LaneSettings
 from heats.lane.task import TaskRef
-from heats.lane.trainable import OUTCOME, REPORTS, RESERVATION, LaneTrainable
+from heats.lane.trainable import OUTCOME, REPORTS, LaneTrainable
 from heats.trial import Ending, Objective, Outcome, Report, TrialSpec
 
 if TYPE_CHECKING:
@@ -32,10 +32,6 @@ class ScriptedLane(Lane):
     @property
     def is_usable(self) -> bool:
         return self._is_open
-
-    @property
-    def reservation(self) -> str:
-        return "placement group"
 
     def begin(self, spec: TrialSpec) -> None:
         self.notes.append(("begin", spec.number))
@@ -72,6 +68,7 @@ class Lanes:
 
         trainable: LaneTrainable = Scripted.__new__(Scripted)  # Tune's own set-up needs Ray.
         settings = LaneSettings(
+            sweep_id="heats-1",
             task=TaskRef("train.py", None),
             objective=Objective("loss", Direction.minimize),
             asha=None,
@@ -93,7 +90,7 @@ class Lanes:
 
 
 def step(reports: list[Report], outcome: Outcome | None) -> dict[str, Any]:
-    return {REPORTS: reports, OUTCOME: outcome, RESERVATION: "placement group"}
+    return {REPORTS: reports, OUTCOME: outcome}
 
 
 def test_lane_serves_trial_after_trial() -> None:

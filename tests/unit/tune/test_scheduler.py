@@ -7,7 +7,7 @@ import pytest
 from ray.tune.schedulers import TrialScheduler
 from tests.fakes import FakeCoordinator, fake_spec
 
-from heats.lane.trainable import OUTCOME, REPORTS, RESERVATION
+from heats.lane.trainable import OUTCOME, REPORTS
 from heats.trial import Ending, Outcome, Report, Verdict
 from heats.tune.scheduler import VerdictScheduler
 
@@ -24,12 +24,20 @@ class Controller:
     def __init__(self) -> None:
         self.ended: list[int] = []
 
-    def _schedule_trial_task(self, trial: Any, method: str) -> None:
+    def _trial_task_failure(self, trial: Any, exception: Exception) -> None:
+        pass
+
+    def _schedule_trial_task(self, trial: Any, method: str, *, on_error: Any) -> None:
+        assert on_error == self._trial_task_failure
         assert method == "end_turn"
         self.ended.append(trial.config["spec"].number)
 
 
 TUNE: Any = Controller()
+
+
+def no_death() -> None:
+    raise AssertionError
 
 
 def trial(number: int = 3, *, error_file: Path | None = None) -> Any:
@@ -39,12 +47,14 @@ def trial(number: int = 3, *, error_file: Path | None = None) -> Any:
 
 
 def step(reports: list[Report], outcome: Outcome | None) -> dict[str, Any]:
-    return {REPORTS: reports, OUTCOME: outcome, RESERVATION: None}
+    return {REPORTS: reports, OUTCOME: outcome}
 
 
 def test_reports_are_recorded_and_the_trial_goes_on() -> None:
     coordinator = FakeCoordinator([])
-    told = VerdictScheduler(coordinator).on_trial_result(TUNE, trial(), step([REPORT], None))
+    told = VerdictScheduler(coordinator, no_death).on_trial_result(
+        TUNE, trial(), step([REPORT], None)
+    )
     assert told == TrialScheduler.CONTINUE
     assert coordinator.recorded == [(3, [REPORT])]
     assert coordinator.ended == []
@@ -53,7 +63,9 @@ def test_reports_are_recorded_and_the_trial_goes_on() -> None:
 @pytest.mark.parametrize("verdict", list(Verdict))
 def test_end_is_told_after_its_last_reports_whatever_the_verdict(verdict: Verdict) -> None:
     coordinator = FakeCoordinator([], verdict=verdict)
-    told = VerdictScheduler(coordinator).on_trial_result(TUNE, trial(), step([REPORT], RETURNED))
+    told = VerdictScheduler(coordinator, no_death).on_trial_result(
+        TUNE, trial(), step([REPORT], RETURNED)
+    )
     assert told == TrialScheduler.STOP
     assert coordinator.recorded == [(3, [REPORT])]
     assert coordinator.ended == [(3, RETURNED)]
@@ -62,7 +74,9 @@ def test_end_is_told_after_its_last_reports_whatever_the_verdict(verdict: Verdic
 def test_trial_that_is_to_stop_has_ended_and_its_lane_knows_at_once() -> None:
     coordinator = FakeCoordinator([], verdict=Verdict.STOP)
     tune: Any = Controller()
-    told = VerdictScheduler(coordinator).on_trial_result(tune, trial(), step([REPORT], None))
+    told = VerdictScheduler(coordinator, no_death).on_trial_result(
+        tune, trial(), step([REPORT], None)
+    )
     assert told == TrialScheduler.STOP
     assert coordinator.ended == [(3, Outcome(Ending.STOPPED))]
     assert tune.ended == [3]
@@ -70,7 +84,7 @@ def test_trial_that_is_to_stop_has_ended_and_its_lane_knows_at_once() -> None:
 
 def test_trial_of_a_driver_that_leaves_goes_on_to_its_next_report() -> None:
     coordinator = FakeCoordinator([], verdict=Verdict.LEAVE)
-    scheduler = VerdictScheduler(coordinator)
+    scheduler = VerdictScheduler(coordinator, no_death)
     tune: Any = Controller()
     told = scheduler.on_trial_result(tune, trial(), step([], None))
     assert told == TrialScheduler.CONTINUE
@@ -89,7 +103,10 @@ def test_trial_whose_process_died_is_lost_with_the_reason(tmp_path: Path, text: 
         path = tmp_path / "error.txt"
         path.write_text(text, encoding="utf-8")
     coordinator = FakeCoordinator([])
-    VerdictScheduler(coordinator).on_trial_error(TUNE, trial(error_file=path))
+    deaths: list[str] = []
+    scheduler = VerdictScheduler(coordinator, lambda: deaths.append("lane"))
+    scheduler.on_trial_error(TUNE, trial(error_file=path))
+    assert deaths == ["lane"]
     ((number, outcome),) = coordinator.ended
     assert (number, outcome.ending) == (3, Ending.LOST)
     last = "ActorDiedError: out of memory" if text else "no message"
@@ -97,4 +114,4 @@ def test_trial_whose_process_died_is_lost_with_the_reason(tmp_path: Path, text: 
 
 
 def test_tune_has_nothing_to_save() -> None:
-    assert VerdictScheduler(FakeCoordinator([])).__getstate__() == {}
+    assert VerdictScheduler(FakeCoordinator([]), no_death).__getstate__() == {}
