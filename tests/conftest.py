@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,7 @@ ENVIRONMENT = {
 def pytest_configure() -> None:
     """Set the environment before any test module, and so any library, is imported."""
     os.environ.update(ENVIRONMENT)
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

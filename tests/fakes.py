@@ -122,7 +122,11 @@ def fake_start(study_name: str = "digits", **changes: Any) -> SweepStarted:
         "objective": Objective("val_loss", Direction.minimize),
         "space": {"dimensions": _DIMENSIONS, "texts": {}, "fixed": ["epochs=27"]},
         "fixed": ("epochs=27",),
-        "settings": {"n_trials": 40, "scheduler": "asha"},
+        "settings": {
+            "n_trials": 40,
+            "scheduler": "asha",
+            "promotion": {"evaluate": "digits.evaluate", "predictor": "digits.Predictor"},
+        },
         "config_yaml": "lr: 0.001\nepochs: 27\n",
         "experiment": "digits",
         "tracking_uri": "sqlite:///mlruns/mlflow.db",

@@ -65,13 +65,15 @@ class Judgement:
     """A decision about a trial.
 
     `rung` is the milestone that was reached; for a value that is not finite off the rungs it is
-    `resource`, the amount really spent.
+    `resource`, the amount really spent. `needed` is the value that it took to go on; None where no
+    finite one is known.
     """
 
     rung: int
     resource: int
     value: float
     verdict: Verdict
+    needed: float | None = None
 
 
 class Asha:
@@ -123,14 +125,16 @@ class Asha:
         if is_finite and not is_new:
             return []
         goes_on = is_finite
+        needed = None
         if is_new:
-            is_among_best = self._record(trial, rung, value)
+            highest = self._record(trial, rung, value)
+            needed = self._sign * highest if math.isfinite(highest) else None
             is_done = self._conf.max_resource is not None and resource >= self._conf.max_resource
-            goes_on = is_finite and (is_among_best or is_done)
+            goes_on = is_finite and (self._sign * value <= highest or is_done)
         if not goes_on:
             self._stopped.add(trial)
         verdict = Verdict.CONTINUE if goes_on else Verdict.STOP
-        return [Judgement(rung if is_new else resource, resource, value, verdict)]
+        return [Judgement(rung if is_new else resource, resource, value, verdict, needed)]
 
     def restore(self, judged: Iterable[Judged]) -> None:
         """Take up earlier decisions, in the order in which they were made.
@@ -143,14 +147,14 @@ class Asha:
             if event.verdict is Verdict.STOP:
                 self._stopped.add(event.trial)
 
-    def _record(self, trial: int, rung: int, value: float) -> bool:
-        """Whether the value is among the best of the rung, once it is recorded there."""
+    def _record(self, trial: int, rung: int, value: float) -> float:
+        """The highest loss that goes on from the rung, once the value is recorded there."""
         loss = self._sign * value if math.isfinite(value) else math.inf
         losses = self._losses.setdefault(rung, [])
         insort(losses, loss)
         self._reached[trial] = rung
         num_kept = max(1, len(losses) // self._conf.reduction_factor)
-        return loss <= losses[num_kept - 1]
+        return losses[num_kept - 1]
 
     def _rung_at(self, resource: int) -> int:
         """The highest rung at or below an amount; 0 below the first."""

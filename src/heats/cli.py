@@ -204,7 +204,9 @@ def ui(
     elif not _is_free(port):
         msg = f"Port {port} is taken. Give another --port, or none for the next free one."
         raise ConfigError(msg)
-    typer.echo(f"MLflow at http://127.0.0.1:{port} (Ctrl-C ends it)")
+    typer.echo(
+        f"MLflow starts at http://127.0.0.1:{port} and answers in some 10 seconds. Ctrl-C ends it."
+    )
     sys.stdout.flush()
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--workers", "1", "--artifacts-destination", str(tracking_root / "artifacts")]

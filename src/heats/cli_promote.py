@@ -18,6 +18,7 @@ import typer
 
 from heats.errors import ExitCode, PromotionRefusedError, TrackingError
 from heats.tracking.root import find_root, store_uri
+from heats.wording import program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -168,17 +169,17 @@ def _next_steps(promotion: Promotion) -> list[str]:
             f"  curl http://127.0.0.1:{_SERVE_PORT}/invocations "
             f"-H 'Content-Type: application/json' -d {shlex.quote(promotion.request)}",
         ]
-    return [
-        *lines,
+    lines += [
         "Use it:",
         "  import mlflow",
         f"  mlflow.set_tracking_uri({uri!r})",
         f"  model = mlflow.pyfunc.load_model({model_uri!r})",
         "  model.predict(model.input_example)",
-        "Undo it:",
-        f"  heats rollback {shlex.quote(promotion.model)}"
-        + ("" if promotion.alias == "champion" else f" --alias {promotion.alias}"),
     ]
+    if promotion.previous:
+        alias = "" if promotion.alias == "champion" else f" --alias {promotion.alias}"
+        lines += ["Undo it:", f"  {program()} rollback {shlex.quote(promotion.model)}{alias}"]
+    return lines
 
 
 def _shown_uri(uri: str) -> dict[str, str]:
@@ -205,13 +206,16 @@ def _refusals(*, as_json: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _progress(*, is_shown: bool) -> Iterator[Callable[[str], None]]:
-    """Tells what is being done on standard error, in one line that goes away."""
+    """Tells on standard error what is being done; in a terminal in one line that goes away."""
     if not is_shown:
         yield lambda _: None
         return
     from rich.console import Console
 
     console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda text: typer.echo(f"{text} ...", err=True)
+        return
     with console.status("") as line:
         yield lambda text: line.update(f"{text} ...")
 

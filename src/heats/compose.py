@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 MAX_BASES = 256
 MAX_LISTED_KEYS = 30
+_MISSPELT = 0.75
+"""How alike (difflib's ratio) a key must be to a known one to be taken for a mistake."""
 
 
 class Composer:
@@ -210,7 +212,10 @@ def _not_composable(
 
     key = re.match(r"Could not override '(.+?)'\.", str(exc))
     if key and isinstance(cause, (ConfigAttributeError, ConfigKeyError)):
-        error = _unknown_key(key[1], list(known) or _siblings(key[1], cause))
+        names = list(known) or _siblings(key[1], cause)
+        error = _unknown_key(key[1], names)
+        if difflib.get_close_matches(key[1], names, n=1, cutoff=_MISSPELT):
+            return error
         return ConfigError(f"{error} To add a new key, write +{key[1]}=...")
     missing = re.match(r"Could not delete from config\. '(.+?)' does not exist", str(exc))
     if missing:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+import re
 import sys
 import time
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from heats.asha import rung_milestones
 from heats.cluster import worker_shape
 from heats.compose import Composer
-from heats.config import Scheduler, sweep_conf
+from heats.config import Scheduler, SweepConf, sweep_conf
 from heats.errors import ConfigError
 from heats.space import parse_space
 from heats.study import Study
@@ -23,11 +24,12 @@ from heats.tracking.ledger import check_study_name, read_sweep
 from heats.trial import Objective, SweepStarted
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from hydra.types import HydraContext, TaskFunction
     from omegaconf import DictConfig
 
     from heats.cluster import Node, WorkerShape
-    from heats.config import SweepConf
     from heats.lane.task import TaskRef
     from heats.space import SearchSpace
 
@@ -43,6 +45,7 @@ class Plan:
     space: SearchSpace
     composer: Composer
     num_trials: int
+    is_whole_grid: bool
     study_name: str
     sweep_dir: Path
     job_dir: Path
@@ -98,7 +101,9 @@ class Plan:
             objective=objective,
             space=space.to_json(),
             fixed=space.fixed,
-            settings=_plain(dataclasses.asdict(conf)),
+            settings=_plain(
+                dataclasses.asdict(conf) | {"n_trials": num_trials, "sampler": study.sampler_name}
+            ),
             config_yaml=redact_text(OmegaConf.to_yaml(own)),
             experiment=conf.tracking.experiment or choices.get("recipe") or config.hydra.job.name,
             tracking_uri=conf.tracking.uri or f"sqlite:///{root / 'mlflow.db'}",
@@ -109,6 +114,7 @@ class Plan:
             space=space,
             composer=composer,
             num_trials=num_trials,
+            is_whole_grid=num_trials == study.num_points,
             study_name=study_name,
             sweep_dir=root / "sweeps" / study_name,
             job_dir=Path(str(config.hydra.sweep.dir)).absolute(),
@@ -139,7 +145,8 @@ def resume_command(sweep_dir: Path, overrides: list[str]) -> tuple[list[str], st
     """The command that goes on with a sweep, and the directory to run it in.
 
     It is the command that started the sweep, told to resume it; `overrides` come last, so
-    `n_trials=80` extends it.
+    `n_trials=80` extends it. In an app that has no key of that name it means
+    `hydra.sweeper.n_trials=80`.
 
     Raises:
         ConfigError: The sweep was started from a notebook, so there is no command.
@@ -158,8 +165,17 @@ def resume_command(sweep_dir: Path, overrides: list[str]) -> tuple[list[str], st
     told = ["hydra.sweeper.resume=true", f"hydra.sweeper.study_name={start.study_name}"]
     arguments = list(start.argv[1:])
     end = _end_of_overrides(arguments)
-    arguments[end:end] = [*told, *overrides]
+    own_keys = re.findall(r"^([^\s:]+):", start.config_yaml, flags=re.MULTILINE)
+    arguments[end:end] = [*told, *(_of_sweeper(override, own_keys) for override in overrides)]
     return [sys.executable, *program, *arguments], start.cwd
+
+
+def _of_sweeper(override: str, own_keys: Container[str]) -> str:
+    """An override of a sweep's setting as the app takes it, whose own keys come first."""
+    section = re.split(r"[.=]", override, maxsplit=1)[0]
+    settings = {field.name for field in dataclasses.fields(SweepConf)}
+    is_ours = section in settings and section not in own_keys
+    return f"hydra.sweeper.{override}" if is_ours else override
 
 
 def _end_of_overrides(arguments: list[str]) -> int:

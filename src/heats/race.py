@@ -102,6 +102,11 @@ class Race:
             for number, trial in sorted(record.trials.items())
             if trial.state is TrialState.RUNNING
         )
+        self._full_lengths = {
+            trial.last.resource
+            for trial in record.trials.values()
+            if trial.state is TrialState.COMPLETE and trial.last is not None
+        }
         self._stop_reason: str | None = None
         self._is_interrupted = False
         self._is_metric_checked = False
@@ -119,7 +124,7 @@ class Race:
                 ):  # The driver died before it said so.
                     self._settle(number, Outcome(Ending.STOPPED))
                     continue
-            elif len(self.sweep.trials) < self._num_trials and not self._study.is_exhausted:
+            elif self._has_points:
                 number = self._ask()
             else:
                 return None
@@ -132,8 +137,7 @@ class Race:
         """Whether no trial will come any more; a running one may come back, so it waits for it."""
         if self._is_over():
             return True
-        has_points = len(self.sweep.trials) < self._num_trials and not self._study.is_exhausted
-        return not (self._waiting or self._running or has_points)
+        return not (self._waiting or self._running or self._has_points)
 
     def record(self, number: int, reports: list[Report]) -> Verdict:
         """Write a running trial's reports down; the scheduler's verdict on the last of them."""
@@ -177,7 +181,9 @@ class Race:
     @property
     def is_finished(self) -> bool:
         """Whether no trial is owed any more."""
-        return not (self._is_interrupted or self._running or self._waiting)
+        if any(trial.state is TrialState.RUNNING for trial in self.sweep.trials.values()):
+            return False
+        return not (self._is_interrupted and self._has_points)
 
     @property
     def is_idle(self) -> bool:
@@ -217,6 +223,10 @@ class Race:
         os.replace(partial, path)
 
     # --- asking ---------------------------------------------------------------------------------
+
+    @property
+    def _has_points(self) -> bool:
+        return len(self.sweep.trials) < self._num_trials and not self._study.is_exhausted
 
     def _ask(self) -> int:
         proposal = self._study.ask()
@@ -311,6 +321,7 @@ class Race:
                     resource=spent,
                     value=value,
                     verdict=verdict,
+                    needed=judgement.needed,
                 )
             )
         return verdict
@@ -339,9 +350,12 @@ class Race:
             self.sweep.trials[number],
             outcome,
             self._objective,
-            max_resource=None if self._asha is None else self._conf.asha.max_resource,
+            max_resource=self._full_resource(number),
             is_target=self._is_target,
         )
+        last = self.sweep.trials[number].last
+        if end.state is TrialState.COMPLETE and last is not None:
+            self._full_lengths.add(last.resource)
         self._finish(number, end)
         if (
             end.state is TrialState.COMPLETE
@@ -349,6 +363,17 @@ class Race:
             and self._is_target(end.value)
         ):
             self._end_study(f"trial {number} reached the target {self._conf.stop.target:g}")
+
+    def _full_resource(self, number: int) -> int | None:
+        """Where the trial is complete though it was stopped.
+
+        Without `asha.max_resource` that is an amount at which another trial came to its own end:
+        the rung there stops trials that had nothing left to do.
+        """
+        if self._asha is None or self._conf.asha.max_resource is not None:
+            return None if self._asha is None else self._conf.asha.max_resource
+        last = self.sweep.trials[number].last
+        return last.resource if last is not None and last.resource in self._full_lengths else None
 
     def _goes_on_after_loss(self, number: int, outcome: Outcome) -> bool:
         trial = self.sweep.trials[number]

@@ -33,14 +33,19 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class TrialRecord:
-    """One trial so far; times are wall-clock seconds since the epoch."""
+    """One trial so far; times are wall-clock seconds since the epoch.
+
+    `spans` holds when each attempt began and when the last was heard of it. `is_starting`: nothing
+    was heard of the last one, whose workers may still have to start.
+    """
 
     number: int
     params: dict[str, ParamValue]
     overrides: tuple[str, ...]
     asked_s: float
     state: TrialState = TrialState.RUNNING
-    started_s: float | None = None
+    spans: list[tuple[float, float]] = field(default_factory=list)
+    is_starting: bool = False
     ended_s: float | None = None
     value: float | None = None
     error: str | None = None
@@ -51,6 +56,30 @@ class TrialRecord:
     reports: list[Reported] = field(default_factory=list)
     judged: list[Judged] = field(default_factory=list)
     checkpoints: dict[str, Reported] = field(default_factory=dict)
+
+    @property
+    def started_s(self) -> float | None:
+        """When the first attempt began."""
+        return self.spans[0][0] if self.spans else None
+
+    def duration_s(self, now_s: float | None = None) -> float | None:
+        """Seconds of all attempts, without the pauses between them; None before the first.
+
+        `now_s` is the time that a running trial has come to, by default that of its last event.
+        """
+        if not self.spans:
+            return None
+        ends = [end for _, end in self.spans]
+        if now_s is not None and self.ended_s is None:
+            ends[-1] = max(now_s, ends[-1])
+        return sum(end - begin for (begin, _), end in zip(self.spans, ends, strict=True))
+
+    def heard_of(self, time_s: float) -> None:
+        """Let the last attempt reach until now."""
+        self.is_starting = False
+        if self.spans:
+            began_s, last_s = self.spans[-1]
+            self.spans[-1] = (began_s, max(last_s, time_s))
 
     @property
     def last(self) -> Reported | None:
@@ -83,7 +112,10 @@ def _best(reports: Iterable[Reported], objective: Objective) -> Reported | None:
 
 @dataclass(slots=True)
 class SweepRecord:
-    """One sweep so far. `start` is the first event; `ended` is None while a driver should live."""
+    """One sweep so far. `start` is the first event; `ended` is None while a driver should live.
+
+    `began_s` is when the last driver took it up, `earlier_s` how long those before it had it.
+    """
 
     start: SweepStarted
     trials: dict[int, TrialRecord] = field(default_factory=dict)
@@ -91,6 +123,17 @@ class SweepRecord:
     artifact_dir: str | None = None
     ended: SweepEnded | None = None
     last_time_s: float = 0.0
+    began_s: float = 0.0
+    earlier_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Begin with the first event."""
+        self.last_time_s = self.began_s = self.start.time_s
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds that drivers have had the sweep, from the first event of each to its last."""
+        return self.earlier_s + self.last_time_s - self.began_s
 
     @property
     def objective(self) -> Objective:
@@ -103,6 +146,8 @@ class SweepRecord:
         Raises:
             KeyError: The event is of a trial that was never asked.
         """
+        if isinstance(event, SweepResumed):
+            self.earlier_s, self.began_s = self.wall_s, max(self.last_time_s, event.time_s)
         self.last_time_s = max(self.last_time_s, event.time_s)
         match event:
             case TrialAsked():
@@ -120,10 +165,17 @@ class SweepRecord:
             case TurnStarted():
                 trial = self.trials[event.trial]
                 trial.attempts = event.attempt + 1
-                trial.started_s = trial.started_s or event.time_s
+                trial.spans.append((event.time_s, event.time_s))
+                trial.is_starting = True
+            case SystemSampled():
+                trial = self.trials[event.trial]
+                if trial.is_starting:  # Rank 0 takes its first sample when it begins.
+                    trial.spans[-1] = (event.time_s, event.time_s)
+                trial.heard_of(event.time_s)
             case Reported():
                 trial = self.trials[event.trial]
                 trial.reports.append(event)
+                trial.heard_of(event.time_s)
                 if event.checkpoint is not None:
                     trial.checkpoints[event.checkpoint] = event
             case Judged():
@@ -134,11 +186,15 @@ class SweepRecord:
                 trial = self.trials[event.trial]
                 trial.state, trial.value, trial.error = event.state, event.value, event.error
                 trial.log, trial.ended_s = event.log, event.time_s
+                if trial.spans and trial.spans[-1][0] >= self.began_s:
+                    trial.heard_of(event.time_s)  # Else it was over before this driver said so.
             case SweepEnded():
                 self.ended = event
             case SweepResumed():
                 self.ended = None
-            case SweepStarted() | SystemSampled() | AttemptLost():
+            case AttemptLost():
+                self.trials[event.trial].heard_of(event.time_s)
+            case SweepStarted():
                 pass
 
     def best(self) -> TrialRecord | None:

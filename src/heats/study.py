@@ -79,6 +79,13 @@ class Study:
         self._num_trials = 0
 
     @property
+    def sampler_name(self) -> str:
+        """What people know the sampler by."""
+        if not self._space.dimensions:
+            return "none"
+        return "grid" if self._sampler.is_grid else self._sampler.name
+
+    @property
     def num_points(self) -> int | None:
         """Points of the grid; None where the sampler is another one."""
         return self._space.num_points() if self._sampler.is_grid else None
@@ -223,6 +230,10 @@ class _NumberedSampler(BaseSampler):
         self.is_grid = isinstance(make, _Grid)
         self.is_stateless = self.is_grid or not isinstance(make, BaseSampler)
         self._relative: dict[str, BaseDistribution] | None = None
+
+    @property
+    def name(self) -> str:
+        return type(self._current).__name__
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
         if not isinstance(self._make, BaseSampler):

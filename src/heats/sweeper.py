@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import shlex
 import sys
 import tempfile
 import time
@@ -24,7 +25,8 @@ from heats.record import SweepRecord
 from heats.study import Study
 from heats.tracking.ledger import Ledger
 from heats.trial import SweepEnded, SweepResumed
-from heats.view import LiveView, final_summary
+from heats.view import LiveView, final_summary, root_option
+from heats.wording import program
 
 if TYPE_CHECKING:
     from hydra.types import HydraContext, TaskFunction
@@ -109,6 +111,11 @@ def _execute(plan: Plan) -> int:
             sweep_job_dir=plan.job_dir,
             on_event=on_event,
         )
+        if plan.conf.resume:
+            if race.is_done() and record.ended is not None and record.ended.finished:
+                _print_nothing_to_do(plan)
+                return ExitCode.DONE
+            race.write(SweepResumed(time_s=time.time(), pid=os.getpid()), durable=True)
         reason, is_finished = "an error", False
 
         def interrupt(why: str) -> None:
@@ -126,10 +133,12 @@ def _execute(plan: Plan) -> int:
                 tracking = threads.submit(_start_tracking, race, runs, shipper)
                 if is_inline:
                     _run_inline(plan, race)
-                else:
+                elif not race.is_done():
                     _run_in_lanes(plan, race, view)
             is_finished = race.is_finished
-            reason = race.reason or "all trials are done"
+            reason = "all trials are done"
+            if not (is_finished and race.is_interrupted):  # It came after the last trial.
+                reason = race.reason or reason
         except KeyboardInterrupt:
             race.interrupt("Ctrl-C")
             reason = race.reason or "Ctrl-C"
@@ -147,12 +156,13 @@ def _execute(plan: Plan) -> int:
             timeout_s = _INTERRUPTED_CLOSE_TIMEOUT_S if race.is_interrupted else _CLOSE_TIMEOUT_S
             if not shipper.close(timeout_s):
                 logger.warning(
-                    "MLflow at %s has not everything yet: `heats sync %s` sends the rest.",
+                    "MLflow at %s has not everything yet: `%s sync %s` sends the rest.",
                     runs.shown_uri,
+                    program(),
                     plan.study_name,
                 )
         _print_summary(record, plan.sweep_dir, time.monotonic() - began)
-        if race.is_interrupted:
+        if race.is_interrupted and not is_finished:
             return ExitCode.INTERRUPTED
         return ExitCode.DONE if record.best() is not None else ExitCode.NOT_DONE
 
@@ -225,9 +235,6 @@ def _open_ledger(plan: Plan) -> tuple[Ledger, SweepRecord]:
     except ConfigError:
         ledger.close()
         raise
-    event = SweepResumed(time_s=time.time(), pid=os.getpid())
-    ledger.append(event, durable=True)
-    record.apply(event)
     return ledger, record
 
 
@@ -242,6 +249,14 @@ def _start_tracking(race: Race, runs: Runs, shipper: Shipper) -> None:
 def _remove_orphans(record: SweepRecord) -> None:
     for path in orphans(record):
         remove(path)
+
+
+def _print_nothing_to_do(plan: Plan) -> None:
+    name, more = plan.study_name, 2 * plan.num_trials
+    sys.stdout.write(f"{name} has all of its {plan.num_trials} trials: there is nothing to do.\n")
+    if plan.space.dimensions and not plan.is_whole_grid:
+        command = f"{program()} resume {shlex.quote(name)}{root_option(plan.sweep_dir)}"
+        sys.stdout.write(f"For more trials: {command} n_trials={more}\n")
 
 
 def _print_summary(record: SweepRecord, sweep_dir: Path, elapsed_s: float) -> None:

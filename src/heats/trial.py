@@ -174,7 +174,10 @@ class SystemSampled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """A rung decision: `value` is the objective at `rung`, `resource` the amount really spent."""
+    """A rung decision: `value` is the objective at `rung`, `resource` the amount really spent.
+
+    `needed` is the value that it took to go on; None where no finite one is known.
+    """
 
     time_s: float
     trial: int
@@ -182,6 +185,7 @@ class Judged:
     resource: int
     value: float
     verdict: Verdict
+    needed: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

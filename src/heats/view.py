@@ -28,8 +28,10 @@ from heats.wording import (
     number,
     param,
     params_text,
+    program,
     rough_duration,
     short_names,
+    state_words,
 )
 
 if TYPE_CHECKING:
@@ -178,12 +180,10 @@ class LiveView:
         if self.num_trials is None:
             return None
         now = time.time()
-        durations = [
-            trial.ended_s - trial.started_s
-            for trial in tally.recent
-            if trial.ended_s is not None and trial.started_s is not None
-        ]
-        ages = [now - trial.started_s for trial in tally.running.values() if trial.started_s]
+        recent = (trial.duration_s() for trial in tally.recent)
+        durations = [seconds for seconds in recent if seconds is not None]
+        running = (trial.duration_s(now) for trial in tally.running.values())
+        ages = [seconds for seconds in running if seconds is not None]
         waiting = max(0, self.num_trials - tally.num_ended - len(ages))
         if not waiting and not ages:
             return None
@@ -263,7 +263,7 @@ class LiveView:
             row = [str(trial.number), str(last.resource) if last else "-"]
             if self.rungs:
                 row.append(f"{len(trial.judged)}/{len(self.rungs)}")
-            row += [number(value), duration(now - (trial.started_s or trial.asked_s))]
+            row += [number(value), duration(trial.duration_s(now))]
             cells = [param(trial.params[key]) if key in trial.params else "" for key in columns]
             table.add_row(*row, *map(Text, cells))
         if len(trials) > len(shown):
@@ -306,20 +306,23 @@ class LiveView:
         self._console.print(f"[{elapsed}] {text}", markup=False, highlight=False, soft_wrap=True)
 
 
-def counts_text(counts: dict[TrialState, int]) -> Text:
-    """`17 complete, 20 pruned, 1 failed, 2 running`, without the states that no trial is in."""
+def counts_text(counts: dict[TrialState, int], *, is_running: bool = True) -> Text:
+    """`17 complete, 20 pruned, 1 failed, 2 running`, without the states that no trial is in.
+
+    Where the sweep itself does not run, trials in their midst are `2 unfinished`.
+    """
     told = [
         (f"{counts[state]} {word}", STATE_STYLES[state])
-        for state, word in STATE_WORDS.items()
+        for state, word in state_words(is_running=is_running).items()
         if counts[state]
     ]
     return Text(", ").join(Text(text, style=style) for text, style in told)
 
 
-def best_text(best: TrialRecord | None, objective: Objective) -> Text:
-    """The best trial in one line, or that there is none yet."""
+def best_text(best: TrialRecord | None, objective: Objective, *, is_running: bool = True) -> Text:
+    """The best trial in one line, or that there is none."""
     if best is None:
-        return Text("best: no trial is complete yet", style="dim")
+        return Text("best: no trial is complete" + " yet" * is_running, style="dim")
     return Text.assemble(
         f"best {objective.name} ",
         (number(best.value), "bold green"),
@@ -354,17 +357,19 @@ def final_summary(record: SweepRecord, sweep_dir: Path, *, elapsed_s: float | No
     Args:
         record: The sweep's record after its last event.
         sweep_dir: `<root>/sweeps/<study name>`.
-        elapsed_s: Wall seconds of this driver; by default from the first to the last event.
+        elapsed_s: Wall seconds of this driver; by default of all drivers.
     """
     name, objective, best = record.start.study_name, record.objective, record.best()
     is_finished = record.ended is not None and record.ended.finished
-    elapsed_s = record.last_time_s - record.start.time_s if elapsed_s is None else elapsed_s
+    elapsed_s = record.wall_s if elapsed_s is None else elapsed_s
     verb = "finished" if is_finished else "stopped early"
     text = Text.assemble("\n", (name, "bold"), f" {verb} after {duration(elapsed_s)}")
     if record.ended is not None and record.ended.reason:
         text.append(f": {record.ended.reason}")
     text.append("\n  trials  ")
-    text.append_text(counts_text(record.counts()) if record.trials else Text("none"))
+    text.append_text(
+        counts_text(record.counts(), is_running=False) if record.trials else Text("none")
+    )
     if best is None:
         text.append("\n  best    none: no trial is complete")
     else:
@@ -374,17 +379,18 @@ def final_summary(record: SweepRecord, sweep_dir: Path, *, elapsed_s: float | No
         width = max((len(key) for key in short.values()), default=0)
         for key, value in best.params.items():
             text.append(f"\n          {short[key]:{width}}  {param(value)}")
-    quoted, root = shlex.quote(name), root_option(sweep_dir)
+    heats, quoted, root = program(), shlex.quote(name), root_option(sweep_dir)
     commands = [
-        (f"heats report {quoted}{root}", "charts in one HTML file"),
-        (f"heats ui{root}", "runs and metrics in MLflow"),
+        (f"{heats} report {quoted}{root}", "charts in one HTML file"),
+        (f"{heats} ui{root}", "runs and metrics in MLflow"),
     ]
     if not is_finished:
-        commands.insert(0, (f"heats resume {quoted}{root}", "go on where it stopped"))
-    if best is not None:
-        commands.append((f"heats promote {quoted}{root}", "register the best checkpoint"))
-    elif record.trials:
-        commands.append((f"heats status {quoted}{root}", "why trials ended"))
+        commands.insert(0, (f"{heats} resume {quoted}{root}", "go on where it stopped"))
+    promotion = record.start.settings.get("promotion") or {}
+    if best is not None and promotion.get("evaluate") and promotion.get("predictor"):
+        commands.append((f"{heats} promote {quoted}{root}", "register the best checkpoint"))
+    elif best is None and record.trials:
+        commands.append((f"{heats} status {quoted}{root}", "why trials ended"))
     width = max(len(command) for command, _ in commands)
     text.append("\nnext")
     for command, purpose in commands:

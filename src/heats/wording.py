@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import shlex
+import shutil
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heats.trial import TrialState
@@ -17,6 +21,20 @@ STATE_WORDS = {
     TrialState.RUNNING: "running",
 }
 """One word for each state, in the order in which people are told counts."""
+
+
+def state_words(*, is_running: bool) -> dict[TrialState, str]:
+    """`STATE_WORDS`; where the sweep does not run, its trials do not either."""
+    return STATE_WORDS if is_running else STATE_WORDS | {TrialState.RUNNING: "unfinished"}
+
+
+def program() -> str:
+    """How the `heats` command is typed here: by its path where the shell would not find it."""
+    own = Path(sys.executable).with_name("heats")
+    if shutil.which("heats") is not None or not own.exists():
+        return "heats"
+    here = Path.cwd()
+    return shlex.quote(str(own.relative_to(here) if own.is_relative_to(here) else own))
 
 
 def duration(seconds: float | None) -> str:

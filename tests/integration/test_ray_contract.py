@@ -185,6 +185,14 @@ def test_train_fn_utils_can_be_set() -> None:
         require(exists, f"{train_fn_utils.__name__}.{name}", "inline trials put theirs in place")
 
 
+def test_train_fn_utils_are_missing_outside_of_a_worker() -> None:
+    try:
+        train_fn_utils.get_train_fn_utils()
+    except RuntimeError:
+        return
+    require(False, f"{train_fn_utils.__name__}.get_train_fn_utils", "heats.report relies on it")
+
+
 def test_reported_checkpoint_is_made_of_checkpoint_metrics_and_status() -> None:
     names = parameters(reported_checkpoint.ReportedCheckpoint)[:3]
     require(

@@ -224,3 +224,13 @@ def test_restored_goes_on_as_if_it_had_not_stopped(
     restored.restore(itertools.chain.from_iterable(events[:cut]))
     again = [[event(t, j) for j in restored.judge(t, r, v)] for t, r, v in seen[cut:]]
     assert repr(again) == repr(events[cut:])  # As text: NaN is not equal to itself.
+
+
+def test_judgement_says_what_it_took_to_go_on() -> None:
+    asha = Asha(AshaConf(max_resource=9, reduction_factor=2), LOSS)
+    needed = [asha.judge(trial, 1, loss)[0].needed for trial, loss in enumerate([0.3, 0.5, 0.2])]
+    assert needed == [0.3, 0.3, 0.2]
+    accuracy = Asha(AshaConf(max_resource=9), Objective("accuracy", Direction.maximize))
+    assert accuracy.judge(0, 1, 0.9)[0].needed == 0.9
+    assert accuracy.judge(1, 1, 0.8)[0].needed == 0.9
+    assert Asha(AshaConf(), LOSS).judge(0, 1, math.nan)[0].needed is None

@@ -91,7 +91,8 @@ def test_status_shows_best_trial_and_why_others_ended(project: Path) -> None:
 def test_status_of_latest_shows_trials_that_never_ended(project: Path) -> None:
     shown = heats("status").stdout
     assert shown.startswith("night  interrupted")
-    assert "not ended" in shown
+    assert "4 unfinished" in shown
+    assert "running" not in shown
 
 
 def test_status_json_has_every_trial(project: Path) -> None:
@@ -197,7 +198,9 @@ def test_ui_without_a_store_says_what_to_do(project: Path, executed: Executed) -
 def test_resume_runs_the_first_command_again_where_it_was(
     project: Path, executed: Executed
 ) -> None:
-    start = fake_start("again", cwd=str(project), script=str(project / "sweep.py"))
+    start = fake_start(
+        "again", cwd=str(project), script=str(project / "sweep.py"), config_yaml="n_trials: null\n"
+    )
     write_ledger(project / "mlruns", [start])
     heats("resume", "again", "n_trials=80", "--root", str(project / "mlruns"))
     [(command, _)] = executed

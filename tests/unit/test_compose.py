@@ -293,7 +293,7 @@ def test_composing_is_cheap(composer: Composer) -> None:
     ("override", "told"),
     [
         ("lrr=1", "Unknown config key: 'lrr'. Did you mean 'lr'? Known: lr, "),
-        ("lrr=1", "To add a new key, write +lrr=..."),
+        ("momentum=1", "To add a new key, write +momentum=..."),
         ("model.dimm=1", "'model.dimm'. Did you mean 'model.dim'?"),
         ("model.name.x=1", "'model.name.x'"),
         ("~nothing", "'nothing' is null already"),

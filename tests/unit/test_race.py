@@ -279,6 +279,26 @@ def test_trial_stopped_at_its_full_resource_is_complete(sweep: Sweeps) -> None:
     assert s.state(spec) is COMPLETE
 
 
+def test_trial_as_long_as_one_that_came_to_its_end_is_complete(sweep: Sweeps) -> None:
+    s = sweep(num_trials=4, asha=AshaConf(reduction_factor=2))
+    assert s.train(s.next(), [0.1] * 4) is COMPLETE
+    second = s.next()
+    for epoch in (1, 2, 3):
+        assert s.report(second, epoch, 0.1) is CONTINUE
+    assert s.report(second, 4, 0.9) is STOP
+    s.race.end(second.number, STOPPED)
+    assert s.state(second) is COMPLETE
+    assert s.train(s.next(), [0.9]) is PRUNED
+
+    s = sweep(num_trials=4, asha=AshaConf(reduction_factor=2))
+    last = s.next()
+    for epoch in (1, 2, 3):
+        s.report(last, epoch, 0.1)
+    assert s.report(last, 4, 0.9) is STOP
+    s.race.end(last.number, STOPPED)
+    assert s.state(last) is COMPLETE
+
+
 @pytest.mark.parametrize("scheduler", list(Scheduler))
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_trial_that_diverges_stops_at_once_and_never_is_best(
@@ -507,6 +527,20 @@ def test_interrupted_trials_stay_unfinished_and_go_on_in_a_new_driver(sweep: Swe
     s.race.end(3, RAISED)
     assert s.race.is_done()
     assert s.race.is_finished
+
+
+def test_interrupt_after_the_last_trial_leaves_a_finished_sweep(sweep: Sweeps) -> None:
+    s = sweep(num_trials=1)
+    s.train(s.next(), [0.5])
+    s.race.interrupt("Ctrl-C")
+    assert s.race.is_finished
+
+
+def test_interrupt_before_the_last_trial_leaves_an_unfinished_sweep(sweep: Sweeps) -> None:
+    s = sweep(num_trials=2)
+    s.train(s.next(), [0.5])
+    s.race.interrupt("Ctrl-C")
+    assert not s.race.is_finished
 
 
 def test_trial_that_returns_although_interrupted_is_complete(sweep: Sweeps) -> None:

@@ -45,7 +45,7 @@ def ended(number: int, state: TrialState, value: float | None) -> TrialEnded:
 
 
 def after(*events: Event) -> SweepRecord:
-    record = SweepRecord(fake_start(objective=LOSS))
+    record = SweepRecord(fake_start(objective=LOSS, time_s=0.5))
     for event in events:
         record.apply(event)
     return record
@@ -151,3 +151,33 @@ def test_resumed_sweep_has_not_ended() -> None:
 def test_event_of_a_trial_that_was_never_asked_is_an_error() -> None:
     with pytest.raises(KeyError):
         after(reported(1, 0.5))
+
+
+def test_times_leave_out_the_pauses_between_drivers_and_the_start_of_workers() -> None:
+    sampled = [SystemSampled(time_s=at, trial=0, step=0, metrics={}) for at in (21.0, 25.0, 105.0)]
+    record = after(
+        asked(),
+        TurnStarted(time_s=11.0, trial=0, attempt=0),
+        *sampled[:2],
+        SweepEnded(time_s=26.0, reason="Ctrl-C", finished=False),
+        SweepResumed(time_s=100.5, pid=1),
+        TurnStarted(time_s=101.0, trial=0, attempt=1),
+        sampled[2],
+    )
+    trial = record.trials[0]
+    assert trial.spans == [(21.0, 25.0), (105.0, 105.0)]
+    assert (trial.duration_s(), trial.duration_s(107.0)) == (4.0, 6.0)
+    record.apply(TrialEnded(time_s=108.0, trial=0, state=COMPLETE, value=0.1))
+    assert (trial.duration_s(), trial.duration_s(999.0)) == (7.0, 7.0)
+    assert record.wall_s == (26.0 - 0.5) + (108.0 - 100.5)
+
+
+def test_trial_that_ended_before_its_driver_could_say_so_lasted_no_longer() -> None:
+    record = after(
+        asked(),
+        TurnStarted(time_s=1.5, trial=0, attempt=0),
+        reported(1, 0.5),
+        SweepResumed(time_s=100.5, pid=1),
+        TrialEnded(time_s=101.0, trial=0, state=PRUNED, value=0.5),
+    )
+    assert record.trials[0].duration_s() == 0.5

@@ -17,7 +17,7 @@ from heats.config import Direction, Scheduler
 from heats.errors import ConfigError, LedgerError
 from heats.plan import Plan, resume_command
 from heats.tracking.ledger import Ledger, read_sweep
-from heats.trial import Objective
+from heats.trial import Objective, ParamValue, SweepEnded, TrialAsked, TrialEnded, TrialState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -218,23 +218,48 @@ def test_sweep_that_changed_is_not_resumed(
     Ledger.open(plan.sweep_dir)[0].close()  # The lock is free again.
 
 
+def test_resume_of_a_finished_sweep_says_that_nothing_is_to_do(
+    app: Callable[..., App], project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = ("study_name=s", "lane.isolation=inline", "n_trials=2")
+    plan = planned(app(*own), LR)
+    ledger = Ledger.create(plan.sweep_dir, plan.start)
+    for number in range(2):
+        params: dict[str, ParamValue] = {"lr": 0.01 * (number + 1)}
+        overrides = (f"lr={params['lr']}",)
+        ledger.append(TrialAsked(time_s=1, trial=number, params=params, overrides=overrides))
+        ledger.append(TrialEnded(time_s=2, trial=number, state=TrialState.COMPLETE, value=0.5))
+    ledger.append(SweepEnded(time_s=3, reason="all trials are done", finished=True))
+    ledger.close()
+    before = (plan.sweep_dir / "ledger.jsonl").read_bytes()
+    run(app(*own, "hydra.sweeper.resume=true"), LR)
+    told = capsys.readouterr().out
+    assert "s has all of its 2 trials" in told
+    assert "heats resume s n_trials=4" in told
+    assert (plan.sweep_dir / "ledger.jsonl").read_bytes() == before
+    Ledger.open(plan.sweep_dir)[0].close()  # The lock is free again.
+
+
 # --- going on with it ---------------------------------------------------------------------------
 
 
+OWN_KEYS = "lr: 0.1\nn_trials: null\n"
+
+
 @pytest.mark.parametrize(
-    ("start", "program"),
+    ("start", "program", "override"),
     [
-        ({"script": "/project/sweep.py"}, ["/project/sweep.py"]),
-        ({"script": None, "module": "pkg.app"}, ["-m", "pkg.app"]),
+        ({"script": "/project/sweep.py", "config_yaml": OWN_KEYS}, ["/project/sweep.py"], ""),
+        ({"script": None, "module": "pkg.app"}, ["-m", "pkg.app"], "hydra.sweeper."),
     ],
 )
 def test_resume_is_the_command_that_started_the_sweep(
-    project: Path, start: dict[str, Any], program: list[str]
+    project: Path, start: dict[str, Any], program: list[str], override: str
 ) -> None:
     argv = ("sweep.py", "-m", LR)
     Ledger.create(project / "s", fake_start("s", argv=argv, cwd="/project", **start)).close()
     command, cwd = resume_command(project / "s", ["n_trials=80"])
-    told = ["hydra.sweeper.resume=true", "hydra.sweeper.study_name=s", "n_trials=80"]
+    told = ["hydra.sweeper.resume=true", "hydra.sweeper.study_name=s", f"{override}n_trials=80"]
     assert command == [sys.executable, *program, "-m", LR, *told]
     assert cwd == "/project"
 

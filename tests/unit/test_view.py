@@ -188,3 +188,11 @@ def test_summary_is_not_cut_in_a_narrow_terminal(capsys: pytest.CaptureFixture[s
     text = final_summary(fake_sweep(), Path("mlruns/sweeps/digits"))
     Console(width=20).print(text, soft_wrap=True)
     assert "heats promote digits  register the best checkpoint" in capsys.readouterr().out
+
+
+def test_summary_offers_no_promotion_that_would_be_refused() -> None:
+    start, *rest = fake_events(4)
+    assert isinstance(start, SweepStarted)
+    record = replay([dataclasses.replace(start, settings={"promotion": {"evaluate": None}}), *rest])
+    assert record.best() is not None
+    assert "promote" not in final_summary(record, Path("mlruns/sweeps/digits")).plain

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,9 +14,13 @@ from heats.wording import (
     number,
     params_text,
     printable,
+    program,
     rough_duration,
     short_names,
 )
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.mark.parametrize(
@@ -70,3 +76,17 @@ def test_last_line_skips_empty_lines_and_control_characters() -> None:
     assert last_line("Traceback\nValueError: \x1b[31mno\n\n") == "ValueError: \ufffd[31mno"
     assert last_line(None) == ""
     assert printable("a\tb") == "a\ufffdb"
+
+
+def test_command_is_typed_by_its_path_where_the_shell_does_not_find_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert program() == "heats"
+    bin_dir = tmp_path / ".venv" / "bin"
+    bin_dir.mkdir(parents=True)
+    (bin_dir / "heats").touch()
+    monkeypatch.setattr(sys, "executable", str(bin_dir / "python"))
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert program() == str(bin_dir / "heats")
+    monkeypatch.chdir(tmp_path)
+    assert program() == ".venv/bin/heats"

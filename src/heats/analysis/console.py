@@ -10,17 +10,17 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from heats.analysis.tables import ranked, shown_value, wall_s, why_ended
+from heats.analysis.tables import ranked, shown_value, why_ended
 from heats.trial import TrialState
 from heats.view import STATE_STYLES, best_text, counts_text
 from heats.wording import (
-    STATE_WORDS,
     duration,
     number,
     param,
     params_text,
     printable,
     short_names,
+    state_words,
 )
 
 if TYPE_CHECKING:
@@ -57,10 +57,10 @@ def sweeps_table(sweeps: Sequence[tuple[str, str, SweepRecord | None]]) -> Table
         result = f"{record.objective.name} {number(best.value)}" if best else "-"
         table.add_row(
             *shown,
-            counts_text(record.counts()) if record.trials else Text("none"),
+            _counts(record, state, "none"),
             Text(result),
             _local(record.start.time_s),
-            duration(wall_s(record)),
+            duration(record.wall_s),
         )
     return table
 
@@ -76,10 +76,10 @@ def status_view(
             "  ",
             (state, SWEEP_STYLES[state]),
             f"  {objective.direction.value} {printable(objective.name)}",
-            f"  started {_local(record.start.time_s)}  {duration(wall_s(record))}",
+            f"  started {_local(record.start.time_s)}  {duration(record.wall_s)}",
         ),
-        counts_text(record.counts()) if record.trials else Text("no trial yet"),
-        best_text(record.best(), objective),
+        _counts(record, state, "no trial"),
+        best_text(record.best(), objective, is_running=state == "running"),
     ]
     if record.ended is not None and record.ended.reason:
         parts.append(Text(f"ended: {printable(record.ended.reason)}"))
@@ -88,8 +88,9 @@ def status_view(
         (trial for trial in trials if trial.state is TrialState.RUNNING), key=lambda t: t.number
     )
     if running:
-        title = "running" if state == "running" else "not ended"
-        parts += [Text(f"\n{title}", style="bold"), trials_table(running, record, width=width)]
+        table = trials_table(running, record, is_running=state == "running", width=width)
+        title = state_words(is_running=state == "running")[TrialState.RUNNING]
+        parts += [Text(f"\n{title}", style="bold"), table]
     ended = [trial for trial in trials if trial.state is not TrialState.RUNNING][:num_trials]
     if ended:
         parts += [Text("\ntop trials", style="bold"), trials_table(ended, record, width=width)]
@@ -99,11 +100,16 @@ def status_view(
 
 
 def trials_table(
-    trials: Sequence[TrialRecord], record: SweepRecord, *, width: int = _PIPE_WIDTH
+    trials: Sequence[TrialRecord],
+    record: SweepRecord,
+    *,
+    is_running: bool = True,
+    width: int = _PIPE_WIDTH,
 ) -> Table:
     """One row for each trial, with a column for each parameter where `width` has the room."""
     objective = record.objective
     names = short_names(key for trial in trials for key in trial.params)
+    words = state_words(is_running=is_running)
     table = _table()
     table.add_column("trial", justify="right", no_wrap=True)
     table.add_column("state", no_wrap=True)
@@ -115,20 +121,25 @@ def trials_table(
     for name in names.values() if has_columns else ("params",):
         table.add_column(Text(printable(name)), overflow="fold")
     for trial in trials:
-        began, ended = trial.started_s, trial.ended_s or record.last_time_s
         if has_columns:
             cells = [param(trial.params[key]) if key in trial.params else "" for key in names]
         else:
             cells = [params_text(trial.params, names)]
         table.add_row(
             str(trial.number),
-            Text(STATE_WORDS[trial.state], style=STATE_STYLES[trial.state]),
+            Text(words[trial.state], style=STATE_STYLES[trial.state]),
             number(shown_value(trial, objective)),
             str(trial.last.resource) if trial.last else "-",
-            duration(ended - began if began else None),
+            duration(trial.duration_s()),
             *map(Text, cells),
         )
     return table
+
+
+def _counts(record: SweepRecord, state: str, nothing: str) -> Text:
+    if not record.trials:
+        return Text(nothing)
+    return counts_text(record.counts(), is_running=state == "running")
 
 
 def _reasons(trials: Sequence[TrialRecord], record: SweepRecord) -> list[Text]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from html import escape
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 MAX_LINES = 300
 _MAX_PARAMS = 24
 _MAX_TICKS = 8
+_AXIS_CHARS = 30
+"""Characters of tick labels that fit side by side on one of four axes in a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +143,7 @@ def slices(record: SweepRecord) -> Figure:
             title_standoff=8,
             tickvals=[position for position, _ in axis.ticks],
             ticktext=[text for _, text in axis.ticks],
+            tickangle=-45 if _is_crowded(axis) else 0,
             range=[low - margin, high + margin],
             zeroline=False,
             row=row,
@@ -148,6 +152,17 @@ def slices(record: SweepRecord) -> Figure:
     figure.update_yaxes(**value_axis(values, record))
     figure.update_yaxes(title_text=escape(record.objective.name), col=1)
     return styled(figure, height=100 + 270 * num_rows)
+
+
+def _is_crowded(axis: _Axis) -> bool:
+    """Whether the texts would touch each other on an axis as wide as four in a row are."""
+    low, high = axis.ends
+    places = sorted((position, len(text)) for position, text in axis.ticks)
+    gaps = (
+        (right - left) / (high - low) * _AXIS_CHARS < (len_left + len_right) / 2 + 1
+        for (left, len_left), (right, len_right) in itertools.pairwise(places)
+    )
+    return any(gaps)
 
 
 def _param_axes(record: SweepRecord, trials: Sequence[TrialRecord]) -> list[_Axis]:

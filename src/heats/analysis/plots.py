@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from html import escape
 from typing import TYPE_CHECKING
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 _MAX_CURVES = 300
 _MAX_IMPORTANCE_TRIALS = 500
+_MANY_TRIALS = 20
+"""Complete trials that are enough to tell by them alone what a parameter does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +79,8 @@ def charts(record: SweepRecord) -> list[Chart]:
         (
             "importance",
             "Parameter importance",
-            f"Share of the variation of {metric} over complete trials that a parameter explains. "
-            "Trials stopped early do not take part, so read it as a hint.",
+            f"Share of the variation of {metric} that a parameter explains (fANOVA). Where few "
+            f"trials are complete it is that at the last {resource} which most trials reached.",
             parameter_importance,
         ),
         (
@@ -221,20 +223,21 @@ def learning_curves(record: SweepRecord) -> Figure:
 
 
 def parameter_importance(record: SweepRecord) -> Figure:
-    """Importance by fANOVA, as bars; over the best 500 complete trials where there are more."""
+    """Importance by fANOVA, as bars, over trials that can be compared; at most 500 of them."""
     import optuna
     from plotly import graph_objects as go
 
-    trials = complete_trials(record, at_least=2)
+    trials, where = _comparable_trials(record)
+    trials = trials[:_MAX_IMPORTANCE_TRIALS]
     if len({trial.value for trial in trials}) < 2:
-        msg = "All complete trials have the same value, so no parameter explains a difference."
+        msg = "All trials have the same value, so no parameter explains a difference."
         raise NothingToShowError(msg)
-    study = study_from_record(record, trials[:_MAX_IMPORTANCE_TRIALS])
     importance = optuna.importance.get_param_importances(
-        study, evaluator=optuna.importance.FanovaImportanceEvaluator(seed=0)
+        study_from_record(record, trials),
+        evaluator=optuna.importance.FanovaImportanceEvaluator(seed=0),
     )
     if not importance:
-        msg = "No parameter took more than one value in all complete trials."
+        msg = "No parameter took more than one value in all trials."
         raise NothingToShowError(msg)
     names = short_names(importance)
     bars = sorted((share, names[key]) for key, share in importance.items())
@@ -249,13 +252,43 @@ def parameter_importance(record: SweepRecord) -> Figure:
         cliponaxis=False,
         hovertemplate="%{y}: %{x:.3f}<extra></extra>",
     )
-    figure.update_xaxes(range=[0, 1.12 * bars[-1][0]], tickformat=".0%")
+    figure.update_xaxes(
+        range=[0, 1.12 * bars[-1][0]],
+        tickformat=".0%",
+        title_text=escape(f"{record.objective.name} {where}, {len(trials)} trials"),
+    )
     figure.update_yaxes(automargin=True, type="category", ticksuffix="  ")
     return styled(figure, height=110 + 34 * len(bars))
 
 
+def _comparable_trials(record: SweepRecord) -> tuple[list[TrialRecord], str]:
+    """Trials as if all were complete, with values of one kind, and of which kind they are.
+
+    Final values where many trials are complete, else values after an equal amount of training: the
+    last one that two thirds of the trials reached. The best come first.
+    """
+    name, resource = record.objective.name, record.objective.resource
+    values_at: dict[int, dict[int, float]] = defaultdict(dict)
+    for trial in record.trials.values():
+        for report in trial.reports:
+            if math.isfinite(value := report.metrics.get(name, math.nan)) and trial.params:
+                values_at[report.resource][trial.number] = value
+    num_complete = record.counts()[TrialState.COMPLETE]
+    most = max(map(len, values_at.values()), default=0)
+    if num_complete >= min(_MANY_TRIALS, most):
+        return complete_trials(record, at_least=2), "of complete trials"
+    spent = max(spent for spent, values in values_at.items() if 3 * len(values) >= 2 * most)
+    sign = 1 if record.objective.direction is Direction.minimize else -1
+    best_first = sorted(values_at[spent].items(), key=lambda item: sign * item[1])
+    trials = [
+        replace(record.trials[number], state=TrialState.COMPLETE, value=value)
+        for number, value in best_first
+    ]
+    return trials, f"at {resource} {spent}"
+
+
 def timeline(record: SweepRecord) -> Figure:
-    """A bar for each trial from its start to its end (or the last event), by number."""
+    """A bar for each attempt at a trial from its start to its end (or the last event of it)."""
     from plotly import graph_objects as go
 
     trials = [trial for trial in record.trials.values() if trial.started_s is not None]
@@ -264,19 +297,18 @@ def timeline(record: SweepRecord) -> Figure:
         raise NothingToShowError(msg)
     figure = go.Figure()
     for state in STATE_WORDS:
-        group = [trial for trial in trials if trial.state is state]
+        group = [(trial, span) for trial in trials if trial.state is state for span in trial.spans]
         if not group:
             continue
-        spans = [(t.started_s or 0.0, t.ended_s or record.last_time_s) for t in group]
         figure.add_bar(
-            base=[_moment(begin) for begin, _ in spans],
-            x=[max(1.0, (end - begin) * 1000) for begin, end in spans],
-            y=[trial.number for trial in group],
+            base=[_moment(begin) for _, (begin, _) in group],
+            x=[max(1.0, (end - begin) * 1000) for _, (begin, end) in group],
+            y=[trial.number for trial, _ in group],
             orientation="h",
             width=0.8,
             marker={"color": COLORS[state], "line": {"width": 0}},
             name=STATE_WORDS[state],
-            text=[hover(trial, record) for trial in group],
+            text=[hover(trial, record) for trial, _ in group],
             textposition="none",
             hovertemplate="%{text}<extra></extra>",
         )

@@ -15,11 +15,10 @@ from heats.analysis.tables import (
     duration_s,
     ranked,
     shown_value,
-    wall_s,
     why_ended,
 )
 from heats.tracking.provenance import redact_text
-from heats.wording import STATE_WORDS, duration, number, param, short_names
+from heats.wording import STATE_WORDS, duration, number, param, short_names, state_words
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,7 +76,7 @@ def render_report(record: SweepRecord, *, state: str, origin: Provenance | None 
         facts=_facts(record, origin),
         counts=[
             {"word": word, "count": record.counts()[trial_state], "color": COLORS[trial_state]}
-            for trial_state, word in STATE_WORDS.items()
+            for trial_state, word in state_words(is_running=state == "running").items()
         ],
         best=_best(record),
         metric=record.objective.name,
@@ -132,7 +131,7 @@ def _facts(record: SweepRecord, origin: Provenance | None) -> list[tuple[str, st
     facts = [
         ("objective", f"{record.objective.direction.value} {record.objective.name}"),
         ("started", datetime.fromtimestamp(start.time_s, UTC).strftime("%Y-%m-%d %H:%M UTC")),
-        ("wall time", duration(wall_s(record))),
+        ("wall time", duration(record.wall_s)),
     ]
     if scheduler := start.settings.get("scheduler"):
         facts.append(("scheduler", str(scheduler)))

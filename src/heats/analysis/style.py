@@ -87,8 +87,8 @@ def hover(trial: TrialRecord, record: SweepRecord) -> str:
     ]
     if why := why_ended(trial, record.objective):
         lines.append(escape(why[:120]))
-    if trial.started_s is not None and trial.ended_s is not None:
-        lines.append(duration(trial.ended_s - trial.started_s))
+    if trial.ended_s is not None and trial.spans:
+        lines.append(duration(trial.duration_s()))
     return "<br>".join(lines)
 
 

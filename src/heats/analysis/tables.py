@@ -60,7 +60,7 @@ def sweep_json(record: SweepRecord, *, state: str) -> dict[str, Any]:
         "best": trial_json(best, record.objective) if best else None,
         "started": iso_time(record.start.time_s),
         "ended": iso_time(ended.time_s) if ended else None,
-        "wall_s": round(wall_s(record), 3),
+        "wall_s": round(record.wall_s, 3),
         "experiment": record.start.experiment,
         "tracking_uri": redact_url(record.start.tracking_uri),
         "run_id": record.run_id,
@@ -131,21 +131,17 @@ def why_ended(trial: TrialRecord, objective: Objective) -> str:
         return ""
     stops = [judged for judged in trial.judged if judged.verdict is Verdict.STOP]
     if stops:
-        return f"{objective.name} {number(stops[-1].value)} at rung {stops[-1].rung}"
+        stop = stops[-1]
+        needed = "" if stop.needed is None else f", {number(stop.needed)} was needed"
+        return f"{objective.name} {number(stop.value)} at rung {stop.rung}{needed}"
     spent = f" at {objective.resource} {trial.last.resource}" if trial.last else ""
     return f"stopped{spent}"
 
 
 def duration_s(trial: TrialRecord) -> float | None:
-    """Seconds from the first attempt to the end; None where one of them is missing."""
-    if trial.started_s is None or trial.ended_s is None:
-        return None
-    return round(trial.ended_s - trial.started_s, 3)
-
-
-def wall_s(record: SweepRecord) -> float:
-    """Seconds from the first event to the last one."""
-    return max(0.0, record.last_time_s - record.start.time_s)
+    """Seconds of a trial's attempts, without pauses; None where it has not ended or never began."""
+    seconds = trial.duration_s()
+    return None if seconds is None or trial.ended_s is None else round(seconds, 3)
 
 
 def argv(record: SweepRecord) -> list[str]:

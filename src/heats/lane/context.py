@@ -216,6 +216,15 @@ def quiet_ray_train() -> None:
     train_context.logger.setLevel(logging.WARNING)  # It is named after its file, not `ray...`.
 
 
+def is_in_train_worker() -> bool:
+    """Whether `ray.train.report` and the like work here."""
+    try:
+        train_fn_utils.get_train_fn_utils()
+    except RuntimeError:
+        return False
+    return True
+
+
 def rank_and_world_size() -> tuple[int, int]:
     """This worker's rank and the number of workers."""
     context = train_context.get_train_context()

@@ -143,17 +143,15 @@ class Translator:
 
     def _describe_sweep(self, start: SweepStarted, run: RunWrites) -> None:
         settings = start.settings
-        sampler, scheduler = settings.get("sampler"), settings.get("scheduler")
-        if isinstance(sampler, dict):
-            sampler = sampler.get("_target_")
+        scheduler = settings.get("scheduler")
         fixed = (override.partition("=") for override in start.fixed)
         run.set_params(
             {
                 "objective": start.objective.name,
                 "direction": start.objective.direction.value,
                 "resource": start.objective.resource,
-                "n_trials": str(settings.get("n_trials") or "default"),
-                "sampler": str(sampler or "default"),
+                "n_trials": str(settings.get("n_trials")),
+                "sampler": str(settings.get("sampler")),
                 "scheduler": str(getattr(scheduler, "value", scheduler)),
             }
             | {key: value for key, _, value in fixed}

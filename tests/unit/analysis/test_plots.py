@@ -13,7 +13,15 @@ from heats.analysis import plots
 from heats.analysis.plots import charts
 from heats.config import Direction
 from heats.record import SweepRecord
-from heats.trial import Objective, ParamValue, Reported, SweepStarted, TrialAsked, TrialEnded
+from heats.trial import (
+    Objective,
+    ParamValue,
+    Reported,
+    SweepStarted,
+    TrialAsked,
+    TrialEnded,
+    TrialState,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -112,6 +120,28 @@ def test_metric_that_is_never_reported_names_those_that_are() -> None:
     start = dataclasses.replace(start, objective=Objective("loss", Direction.minimize))
     reason = missing(replay([start, *rest]))["curves"]
     assert reason == "No report holds 'loss'; reported were: epoch, val_accuracy, val_loss."
+
+
+def test_importance_with_few_complete_trials_is_that_at_a_resource_most_reached() -> None:
+    record = fake_sweep()
+    assert 15 == record.counts()[TrialState.COMPLETE]
+    figure = plots.parameter_importance(record)
+    title = figure.layout.xaxis.title.text
+    assert title.startswith("val_loss at epoch 1, ")
+    assert int(title.split(", ")[1].split()[0]) > 30
+    shares = dict(zip(figure.data[0].y, figure.data[0].x, strict=True))
+    assert sum(shares.values()) == pytest.approx(1)
+
+
+def test_importance_with_many_complete_trials_is_that_of_final_values() -> None:
+    events = [
+        dataclasses.replace(event, state=TrialState.COMPLETE)
+        if isinstance(event, TrialEnded) and event.value is not None
+        else event
+        for event in fake_events()
+    ]
+    figure = plots.parameter_importance(replay(events))
+    assert figure.layout.xaxis.title.text.startswith("val_loss of complete trials, 40")
 
 
 def test_equal_values_have_no_importance() -> None:
