@@ -59,7 +59,7 @@ def started(root: Path, uri: str = "") -> SweepStarted:
         objective=Objective("loss", Direction.minimize),
         space={},
         fixed=("epochs=3", "db.password=hunter2"),
-        settings={"n_trials": 4, "sampler": {"_target_": "optuna.samplers.TPESampler"}},
+        settings={"n_trials": 4, "sampler": "TPESampler"},
         config_yaml="lr: 0.1\nhub:\n  token: hunter2\n",
         experiment="digits",
         tracking_uri=uri,
@@ -172,7 +172,7 @@ def test_the_ledger_becomes_one_parent_and_its_children(tmp_path: Path, sweep_di
     assert top.data.params | {"db.password": "***", "epochs": "3", "n_trials": "4"} == (
         top.data.params
     )
-    assert top.data.params["sampler"] == "optuna.samplers.TPESampler"
+    assert top.data.params["sampler"] == "TPESampler"
     assert top.data.tags["team _x5B_a_x5D_"] == "vision"
     best = {key: value for key, value in top.data.tags.items() if key.startswith("heats.best")}
     runs_of = children(client, top)

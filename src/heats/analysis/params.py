@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 from html import escape
@@ -33,6 +32,7 @@ class _Axis:
     label: str
     positions: list[float | None]
     ticks: list[tuple[float, str]]
+    is_choice: bool = False
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -136,14 +136,16 @@ def slices(record: SweepRecord) -> Figure:
             row=row,
             col=column,
         )
+        apart = _apart(axis)
+        ticks = axis.ticks if axis.is_choice else apart
         low, high = axis.ends
         margin = 0.08 * (high - low)
         figure.update_xaxes(
             title_text=axis.label,
             title_standoff=8,
-            tickvals=[position for position, _ in axis.ticks],
-            ticktext=[text for _, text in axis.ticks],
-            tickangle=-45 if _is_crowded(axis) else 0,
+            tickvals=[position for position, _ in ticks],
+            ticktext=[text for _, text in ticks],
+            tickangle=-45 if len(apart) < len(ticks) else 0,
             range=[low - margin, high + margin],
             zeroline=False,
             row=row,
@@ -154,15 +156,17 @@ def slices(record: SweepRecord) -> Figure:
     return styled(figure, height=100 + 270 * num_rows)
 
 
-def _is_crowded(axis: _Axis) -> bool:
-    """Whether the texts would touch each other on an axis as wide as four in a row are."""
+def _apart(axis: _Axis) -> list[tuple[float, str]]:
+    """The ticks whose texts do not touch the one before, where four axes stand in a row."""
     low, high = axis.ends
-    places = sorted((position, len(text)) for position, text in axis.ticks)
-    gaps = (
-        (right - left) / (high - low) * _AXIS_CHARS < (len_left + len_right) / 2 + 1
-        for (left, len_left), (right, len_right) in itertools.pairwise(places)
-    )
-    return any(gaps)
+    kept: list[tuple[float, str]] = []
+    for position, text in sorted(axis.ticks):
+        if kept:
+            room = (position - kept[-1][0]) / (high - low) * _AXIS_CHARS
+            if room < (len(kept[-1][1]) + len(text)) / 2 + 1:
+                continue
+        kept.append((position, text))
+    return kept
 
 
 def _param_axes(record: SweepRecord, trials: Sequence[TrialRecord]) -> list[_Axis]:
@@ -200,6 +204,7 @@ def _axis(
                 for value, holds in zip(values, is_held, strict=True)
             ],
             [(places[choice], escape(choice[:24])) for choice in choices[::step]],
+            is_choice=True,
         )
     is_log = bool(spec.get("attributes", {}).get("log")) and min(numbers) > 0
     scaled = iter([math.log10(value) if is_log else value for value in numbers])
