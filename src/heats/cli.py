@@ -261,6 +261,36 @@ def resume(
 
 
 @app.command()
+def doctor(
+    recipe: Annotated[str, typer.Argument(help="A recipe of conf/recipe.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="More overrides, such as epochs=3.")
+    ] = None,
+    isolation: Annotated[
+        bool,
+        typer.Option("--isolation", help="Whether a used lane changes the trials it runs."),
+    ] = False,
+) -> None:
+    """Run a trial fresh, second in a lane, and after a hostile one: are its curves identical?
+
+    Exit code 1 if they are not. In an app of your own: python APP.py -m hydra/sweeper=heats
+    hydra.sweeper.check=isolation
+    """
+    from heats.tracking.root import find_above
+
+    if not isolation:
+        msg = "Say what to look into: --isolation."
+        raise ConfigError(msg)
+    program = find_above("sweep.py")
+    if program is None:
+        msg = "There is no sweep.py here or in a folder above. Go to where your project is."
+        raise ConfigError(msg)
+    command = [sys.executable, str(program), f"recipe={recipe}", "hydra.sweeper.check=isolation"]
+    sys.stdout.flush()
+    os.execv(command[0], [*command, *(overrides or [])])
+
+
+@app.command()
 def sync(
     sweep: SweepArgument,
     root: RootOption = None,

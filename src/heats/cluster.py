@@ -22,7 +22,6 @@ _RAY_ENV = {
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
     "RAY_TRAIN_ENABLE_STATE_TRACKING": "0",
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # One process less for each lane to start.
-    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "120",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DEDUP_LOGS": "0",
     # What Ray starts in advance has another environment than lanes and workers: nobody uses it.

@@ -49,6 +49,12 @@ class Isolation(Enum):
     inline = "inline"
 
 
+class Check(Enum):
+    """What to look into instead of running a sweep: see heats/isolation.py."""
+
+    isolation = "isolation"
+
+
 def _require(holds: bool, key: str, value: object, remedy: str) -> None:
     if not holds:
         msg = f"{key}={value!r:.80} is not valid: {remedy}"
@@ -126,6 +132,8 @@ class LaneConf:
 
     `max_concurrent` caps the trials that run at once (null: as many as the cluster holds).
     `max_retries`: how often a trial restarts from its last checkpoint after its lane was lost.
+    `max_memory_growth_mib`: how much more memory than after its first trial a worker may hold after
+    a later one, on the host and on its GPU, in MiB; beyond it the lane is replaced.
     `verdict_wait_s`: the least time a report may wait for its verdict at a rung (otherwise 2 % of
     the time since the last report). `flush_interval_s`: how often running trials hand their reports
     to the driver between rungs. `stop_grace_s`: how long a stopped trial may go on to its next
@@ -135,6 +143,7 @@ class LaneConf:
     isolation: Isolation = Isolation.lane
     max_concurrent: int | None = None
     max_retries: int = 2
+    max_memory_growth_mib: float = 1024.0
     start_timeout_s: float = 120.0
     verdict_wait_s: float = 0.05
     flush_interval_s: float = 1.0
@@ -149,6 +158,8 @@ class LaneConf:
             "give 1 or more, or null for as many as fit",
         )
         _require(self.max_retries >= 0, "lane.max_retries", self.max_retries, "give 0 or more")
+        growth = self.max_memory_growth_mib
+        _require(growth > 0, "lane.max_memory_growth_mib", growth, "give MiB > 0")
         for key in ("start_timeout_s", "flush_interval_s", "stop_grace_s"):
             _require(getattr(self, key) > 0, f"lane.{key}", getattr(self, key), "give seconds > 0")
         _require(
@@ -285,13 +296,15 @@ class SweepConf(Sections):
 
     `params` maps a key to the text of a sweep override (`lr: tag(log, interval(1e-5, 1e-1))`).
     `sampler` is a node with a `_target_`; null: a grid where every dimension is a choice, otherwise
-    TPE. `seed` seeds the sampler. `resume` goes on with the sweep `study_name`.
+    TPE. `seed` seeds the sampler. `resume` goes on with the sweep `study_name`. `check` runs no
+    sweep, but looks whether trials disturb each other.
     """
 
     params: dict[str, str] | None = None
     sampler: Any = None
     seed: int = 0
     resume: bool = False
+    check: Check | None = None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -144,14 +144,14 @@ class Plan:
 def resume_command(sweep_dir: Path, overrides: list[str]) -> tuple[list[str], str]:
     """The command that goes on with a sweep, and the directory to run it in.
 
-    It is the command that started the sweep, told to resume it; `overrides` come last, so
-    `n_trials=80` extends it. In an app that has no key of that name it means
-    `hydra.sweeper.n_trials=80`.
+    It is the command of its last driver, told to resume it; `overrides` come last, so `n_trials=80`
+    extends it. In an app that has no key of that name it means `hydra.sweeper.n_trials=80`.
 
     Raises:
         ConfigError: The sweep was started from a notebook, so there is no command.
     """
-    start = read_sweep(sweep_dir).start
+    record = read_sweep(sweep_dir)
+    start = record.start
     if start.module is not None:
         program = ["-m", start.module]
     elif start.script is not None:
@@ -163,7 +163,7 @@ def resume_command(sweep_dir: Path, overrides: list[str]) -> tuple[list[str], st
         )
         raise ConfigError(msg)
     told = ["hydra.sweeper.resume=true", f"hydra.sweeper.study_name={start.study_name}"]
-    arguments = list(start.argv[1:])
+    arguments = [argument for argument in record.argv[1:] if argument not in told]
     end = _end_of_overrides(arguments)
     own_keys = re.findall(r"^([^\s:]+):", start.config_yaml, flags=re.MULTILINE)
     arguments[end:end] = [*told, *(_of_sweeper(override, own_keys) for override in overrides)]

@@ -102,13 +102,14 @@ class Race:
             for number, trial in sorted(record.trials.items())
             if trial.state is TrialState.RUNNING
         )
-        self._full_lengths = {
-            trial.last.resource
-            for trial in record.trials.values()
-            if trial.state is TrialState.COMPLETE and trial.last is not None
-        }
+        self._lengths: set[int] = set()
+        self._longest = max((t.last.resource for t in record.trials.values() if t.last), default=0)
+        for trial in record.trials.values():
+            is_target = trial.value is not None and self._is_target(trial.value)
+            if not is_target and not is_sealed(trial, self._objective):
+                self._learn_length(trial)
         self._stop_reason: str | None = None
-        self._is_interrupted = False
+        self._is_interrupted = self._leaves = False
         self._is_metric_checked = False
 
     # --- what Ray Tune asks and tells -----------------------------------------------------------
@@ -150,7 +151,7 @@ class Race:
         self._drop_checkpoints()
         self._check_time()
         if verdict is Verdict.CONTINUE and self._is_over():
-            return Verdict.LEAVE if self._is_interrupted else Verdict.STOP
+            return Verdict.LEAVE if self._leaves else Verdict.STOP
         return verdict
 
     def end(self, number: int, outcome: Outcome) -> None:
@@ -162,7 +163,7 @@ class Race:
             outcome = Outcome(Ending.STOPPED)  # The verdict stands, whatever became of the lane.
         elif outcome.ending is Ending.LOST and self._goes_on_after_loss(number, outcome):
             return
-        elif outcome.ending is Ending.STOPPED and self._is_interrupted:
+        elif outcome.ending is Ending.STOPPED and self._leaves:
             return  # It stays unfinished and continues from its newest checkpoint on resume.
         self._settle(number, outcome)
 
@@ -171,7 +172,7 @@ class Race:
     @property
     def reason(self) -> str | None:
         """Why the study ended before its last trial; None where it did not."""
-        return self._stop_reason
+        return None if self._leaves and self.is_finished else self._stop_reason
 
     @property
     def is_interrupted(self) -> bool:
@@ -183,7 +184,7 @@ class Race:
         """Whether no trial is owed any more."""
         if any(trial.state is TrialState.RUNNING for trial in self.sweep.trials.values()):
             return False
-        return not (self._is_interrupted and self._has_points)
+        return not (self._leaves and self._has_points)
 
     @property
     def is_idle(self) -> bool:
@@ -191,9 +192,13 @@ class Race:
         return not self._running
 
     def interrupt(self, reason: str) -> None:
-        """End soon, leaving everything resumable: running trials stop at their next report."""
+        """End soon, leaving everything resumable: running trials stop at their next report.
+
+        A study that has ended already, and waits for its last trials to stop, stays ended.
+        """
         self._is_interrupted = True
-        self._stop_reason = reason
+        if self._stop_reason is None:
+            self._stop_reason, self._leaves = reason, True
 
     def write(self, event: Event, *, durable: bool = False) -> None:
         """Write an event: to the ledger, then to the record, then to whoever listens."""
@@ -299,6 +304,7 @@ class Race:
                 checkpoint=report.checkpoint,
             )
         )
+        self._longest = max(self._longest, spent)
         value = report.metrics.get(self._objective.name)
         if value is None:
             self._name_metrics_once(report)
@@ -350,13 +356,12 @@ class Race:
             self.sweep.trials[number],
             outcome,
             self._objective,
-            max_resource=self._full_resource(number),
+            max_resource=self._full_resource(),
             is_target=self._is_target,
         )
-        last = self.sweep.trials[number].last
-        if end.state is TrialState.COMPLETE and last is not None:
-            self._full_lengths.add(last.resource)
         self._finish(number, end)
+        if outcome.ending is Ending.RETURNED:
+            self._learn_length(self.sweep.trials[number])
         if (
             end.state is TrialState.COMPLETE
             and end.value is not None
@@ -364,20 +369,24 @@ class Race:
         ):
             self._end_study(f"trial {number} reached the target {self._conf.stop.target:g}")
 
-    def _full_resource(self, number: int) -> int | None:
+    def _full_resource(self) -> int | None:
         """Where the trial is complete though it was stopped.
 
-        Without `asha.max_resource` that is an amount at which another trial came to its own end:
-        the rung there stops trials that had nothing left to do.
+        Without `asha.max_resource` that is the one amount at which all trials that came to their
+        own end did, and that none went beyond: the rung there stops trials that have nothing left
+        to do.
         """
         if self._asha is None or self._conf.asha.max_resource is not None:
             return None if self._asha is None else self._conf.asha.max_resource
-        last = self.sweep.trials[number].last
-        return last.resource if last is not None and last.resource in self._full_lengths else None
+        return self._longest if self._lengths == {self._longest} else None
+
+    def _learn_length(self, trial: TrialRecord) -> None:
+        if trial.state is TrialState.COMPLETE and trial.last is not None:
+            self._lengths.add(trial.last.resource)
 
     def _goes_on_after_loss(self, number: int, outcome: Outcome) -> bool:
         trial = self.sweep.trials[number]
-        if self._is_interrupted:
+        if self._leaves:
             return True
         self._num_losses[number] += 1
         if self._num_losses[number] > self._conf.lane.max_retries or self._is_over():

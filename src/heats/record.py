@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 class TrialRecord:
     """One trial so far; times are wall-clock seconds since the epoch.
 
-    `spans` holds when each attempt began and when the last was heard of it. `is_starting`: nothing
-    was heard of the last one, whose workers may still have to start.
+    `spans` holds when each attempt began and when the last was heard of it. `is_open`: the last one
+    may still go on. `is_starting`: nothing was heard of it, and its workers may have to start.
     """
 
     number: int
@@ -45,6 +45,7 @@ class TrialRecord:
     asked_s: float
     state: TrialState = TrialState.RUNNING
     spans: list[tuple[float, float]] = field(default_factory=list)
+    is_open: bool = False
     is_starting: bool = False
     ended_s: float | None = None
     value: float | None = None
@@ -70,14 +71,14 @@ class TrialRecord:
         if not self.spans:
             return None
         ends = [end for _, end in self.spans]
-        if now_s is not None and self.ended_s is None:
+        if now_s is not None and self.is_open:
             ends[-1] = max(now_s, ends[-1])
         return sum(end - begin for (begin, _), end in zip(self.spans, ends, strict=True))
 
     def heard_of(self, time_s: float) -> None:
-        """Let the last attempt reach until now."""
+        """Let the last attempt reach until now, where it is open."""
         self.is_starting = False
-        if self.spans:
+        if self.is_open:
             began_s, last_s = self.spans[-1]
             self.spans[-1] = (began_s, max(last_s, time_s))
 
@@ -114,7 +115,8 @@ def _best(reports: Iterable[Reported], objective: Objective) -> Reported | None:
 class SweepRecord:
     """One sweep so far. `start` is the first event; `ended` is None while a driver should live.
 
-    `began_s` is when the last driver took it up, `earlier_s` how long those before it had it.
+    `began_s` is when the last driver took it up, `argv` its command line, `earlier_s` how long
+    those before it had the sweep.
     """
 
     start: SweepStarted
@@ -125,9 +127,11 @@ class SweepRecord:
     last_time_s: float = 0.0
     began_s: float = 0.0
     earlier_s: float = 0.0
+    argv: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Begin with the first event."""
+        self.argv = self.start.argv
         self.last_time_s = self.began_s = self.start.time_s
 
     @property
@@ -166,7 +170,7 @@ class SweepRecord:
                 trial = self.trials[event.trial]
                 trial.attempts = event.attempt + 1
                 trial.spans.append((event.time_s, event.time_s))
-                trial.is_starting = True
+                trial.is_open = trial.is_starting = True
             case SystemSampled():
                 trial = self.trials[event.trial]
                 if trial.is_starting:  # Rank 0 takes its first sample when it begins.
@@ -186,16 +190,23 @@ class SweepRecord:
                 trial = self.trials[event.trial]
                 trial.state, trial.value, trial.error = event.state, event.value, event.error
                 trial.log, trial.ended_s = event.log, event.time_s
-                if trial.spans and trial.spans[-1][0] >= self.began_s:
-                    trial.heard_of(event.time_s)  # Else it was over before this driver said so.
+                trial.heard_of(event.time_s)
+                trial.is_open = False
             case SweepEnded():
                 self.ended = event
+                self._close_attempts()
             case SweepResumed():
-                self.ended = None
+                self.ended, self.argv = None, event.argv or self.argv
+                self._close_attempts()
             case AttemptLost():
                 self.trials[event.trial].heard_of(event.time_s)
+                self.trials[event.trial].is_open = False
             case SweepStarted():
                 pass
+
+    def _close_attempts(self) -> None:
+        for trial in self.trials.values():
+            trial.is_open = False
 
     def best(self) -> TrialRecord | None:
         """The COMPLETE trial with the best finite value; the earlier one where two are equal."""

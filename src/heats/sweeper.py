@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from heats.checkpoints import orphans, remove
 from heats.cluster import capacity, dashboard_url, local_node, ray_cluster
-from heats.config import Isolation, Scheduler
+from heats.config import Check, Isolation, Scheduler
 from heats.errors import ConfigError, ExitCode, HeatsError, LedgerError
 from heats.interrupts import Interrupts
 from heats.plan import Plan, refuse_changes
@@ -59,7 +59,12 @@ def run(
     """
     try:
         plan = Plan.make(hydra_context, task_function, config, arguments)
-        code = _execute(plan)
+        if plan.conf.check is Check.isolation:
+            from heats.isolation import check_isolation
+
+            code = check_isolation(plan)
+        else:
+            code = _execute(plan)
     except (ConfigError, LedgerError) as exc:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
@@ -85,7 +90,6 @@ def _execute(plan: Plan) -> int:
     with ExitStack() as stack:
         ledger, record = _open_ledger(plan)
         stack.callback(ledger.close)
-        plan.job_dir.mkdir(parents=True, exist_ok=True)
         runs = Runs(record.start, root=Path(conf.tracking.root).absolute())
         shipper = Shipper(plan.sweep_dir, runs)
         view = LiveView(lambda: record, num_trials=plan.num_trials, rungs=plan.rungs)
@@ -113,9 +117,11 @@ def _execute(plan: Plan) -> int:
         )
         if plan.conf.resume:
             if race.is_done() and record.ended is not None and record.ended.finished:
-                _print_nothing_to_do(plan)
-                return ExitCode.DONE
-            race.write(SweepResumed(time_s=time.time(), pid=os.getpid()), durable=True)
+                _print_nothing_to_do(plan, record)
+                return _exit_code(record)
+            resumed = SweepResumed(time_s=time.time(), pid=os.getpid(), argv=plan.start.argv)
+            race.write(resumed, durable=True)
+        plan.job_dir.mkdir(parents=True, exist_ok=True)
         reason, is_finished = "an error", False
 
         def interrupt(why: str) -> None:
@@ -136,11 +142,11 @@ def _execute(plan: Plan) -> int:
                 elif not race.is_done():
                     _run_in_lanes(plan, race, view)
             is_finished = race.is_finished
-            reason = "all trials are done"
-            if not (is_finished and race.is_interrupted):  # It came after the last trial.
-                reason = race.reason or reason
+            reason = race.reason or "all trials are done"
         except KeyboardInterrupt:
-            race.interrupt("Ctrl-C")
+            if not race.is_interrupted:
+                race.interrupt("Ctrl-C")
+            is_finished = race.is_finished
             reason = race.reason or "Ctrl-C"
         except HeatsError as exc:
             reason = str(exc)
@@ -164,7 +170,11 @@ def _execute(plan: Plan) -> int:
         _print_summary(record, plan.sweep_dir, time.monotonic() - began)
         if race.is_interrupted and not is_finished:
             return ExitCode.INTERRUPTED
-        return ExitCode.DONE if record.best() is not None else ExitCode.NOT_DONE
+        return _exit_code(record)
+
+
+def _exit_code(record: SweepRecord) -> int:
+    return ExitCode.DONE if record.best() is not None else ExitCode.NOT_DONE
 
 
 def _run_inline(plan: Plan, race: Race) -> None:
@@ -251,12 +261,12 @@ def _remove_orphans(record: SweepRecord) -> None:
         remove(path)
 
 
-def _print_nothing_to_do(plan: Plan) -> None:
-    name, more = plan.study_name, 2 * plan.num_trials
-    sys.stdout.write(f"{name} has all of its {plan.num_trials} trials: there is nothing to do.\n")
+def _print_nothing_to_do(plan: Plan, record: SweepRecord) -> None:
+    name, count = plan.study_name, len(record.trials)
+    sys.stdout.write(f"{name} has all of its {count} trials: there is nothing to do.\n")
     if plan.space.dimensions and not plan.is_whole_grid:
         command = f"{program()} resume {shlex.quote(name)}{root_option(plan.sweep_dir)}"
-        sys.stdout.write(f"For more trials: {command} n_trials={more}\n")
+        sys.stdout.write(f"For more trials: {command} n_trials={2 * count}\n")
 
 
 def _print_summary(record: SweepRecord, sweep_dir: Path, elapsed_s: float) -> None:

@@ -230,10 +230,11 @@ class SweepEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepResumed:
-    """A driver took the sweep up again."""
+    """A driver took the sweep up again; `argv` is its command line."""
 
     time_s: float
     pid: int
+    argv: tuple[str, ...] = ()
 
 
 Event = (

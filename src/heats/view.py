@@ -182,7 +182,7 @@ class LiveView:
         now = time.time()
         recent = (trial.duration_s() for trial in tally.recent)
         durations = [seconds for seconds in recent if seconds is not None]
-        running = (trial.duration_s(now) for trial in tally.running.values())
+        running = (trial.duration_s(now) for trial in tally.running.values() if trial.is_open)
         ages = [seconds for seconds in running if seconds is not None]
         waiting = max(0, self.num_trials - tally.num_ended - len(ages))
         if not waiting and not ages:

@@ -185,6 +185,16 @@ def test_train_fn_utils_can_be_set() -> None:
         require(exists, f"{train_fn_utils.__name__}.{name}", "inline trials put theirs in place")
 
 
+def test_start_timeout_of_a_worker_group_is_an_attribute() -> None:
+    names = worker_group.WorkerGroup.__init__.__code__.co_names
+    require(
+        "_worker_group_start_timeout_s" in names,
+        "WorkerGroup._worker_group_start_timeout_s",
+        "lane.start_timeout_s goes there",
+        "heats/lane/trainer.py",
+    )
+
+
 def test_train_fn_utils_are_missing_outside_of_a_worker() -> None:
     try:
         train_fn_utils.get_train_fn_utils()

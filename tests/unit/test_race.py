@@ -299,6 +299,22 @@ def test_trial_as_long_as_one_that_came_to_its_end_is_complete(sweep: Sweeps) ->
     assert s.state(last) is COMPLETE
 
 
+def test_lengths_that_differ_say_nothing_of_a_trial_that_was_stopped(sweep: Sweeps) -> None:
+    s = sweep(num_trials=5, asha=AshaConf(reduction_factor=2))
+    assert s.train(s.next(), [0.1] * 2) is COMPLETE  # It gave up by itself, or was shorter.
+    longer = s.next()
+    for epoch in (1, 2, 3):
+        assert s.report(longer, epoch, 0.1) is CONTINUE
+    stopped = s.next()
+    assert s.report(stopped, 1, 0.1) is CONTINUE
+    assert s.report(stopped, 2, 0.9) is STOP
+    s.race.end(stopped.number, STOPPED)
+    assert s.state(stopped) is PRUNED
+    s.report(longer, 4, 0.1)
+    s.race.end(longer.number, returned())
+    assert s.train(s.next(), [0.1, 0.9]) is PRUNED
+
+
 @pytest.mark.parametrize("scheduler", list(Scheduler))
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_trial_that_diverges_stops_at_once_and_never_is_best(
@@ -534,6 +550,7 @@ def test_interrupt_after_the_last_trial_leaves_a_finished_sweep(sweep: Sweeps) -
     s.train(s.next(), [0.5])
     s.race.interrupt("Ctrl-C")
     assert s.race.is_finished
+    assert s.race.reason is None
 
 
 def test_interrupt_before_the_last_trial_leaves_an_unfinished_sweep(sweep: Sweeps) -> None:
@@ -541,6 +558,19 @@ def test_interrupt_before_the_last_trial_leaves_an_unfinished_sweep(sweep: Sweep
     s.train(s.next(), [0.5])
     s.race.interrupt("Ctrl-C")
     assert not s.race.is_finished
+
+
+def test_interrupt_of_a_study_that_has_ended_leaves_nothing_to_resume(sweep: Sweeps) -> None:
+    s = sweep(num_trials=4, stop=StopConf(target=0.05))
+    first, second = s.next(), s.next()
+    assert s.report(first, 1, 0.01) is STOP
+    s.race.interrupt("Ctrl-C")
+    assert s.report(second, 1, 0.5) is STOP
+    for spec in (first, second):
+        s.race.end(spec.number, STOPPED)
+    assert (s.state(first), s.state(second)) == (COMPLETE, PRUNED)
+    assert s.race.is_finished
+    assert s.race.reason == "trial 0 reached the target 0.05"
 
 
 def test_trial_that_returns_although_interrupted_is_complete(sweep: Sweeps) -> None:

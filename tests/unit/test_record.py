@@ -181,3 +181,18 @@ def test_trial_that_ended_before_its_driver_could_say_so_lasted_no_longer() -> N
         TrialEnded(time_s=101.0, trial=0, state=PRUNED, value=0.5),
     )
     assert record.trials[0].duration_s() == 0.5
+
+
+def test_pause_is_no_age_of_a_trial_that_waits_to_go_on() -> None:
+    record = after(
+        asked(),
+        TurnStarted(time_s=1.5, trial=0, attempt=0),
+        reported(1, 0.5),
+        SweepEnded(time_s=3.0, reason="Ctrl-C", finished=False),
+        SweepResumed(time_s=100.5, pid=1),
+    )
+    assert record.trials[0].duration_s(200.0) == 0.5
+    record.apply(TurnStarted(time_s=200.0, trial=0, attempt=1))
+    assert record.trials[0].duration_s(203.0) == 3.5
+    record.apply(AttemptLost(time_s=204.0, trial=0, attempt=1, reason="gone"))
+    assert record.trials[0].duration_s(300.0) == 4.5

@@ -17,7 +17,15 @@ from heats.config import Direction, Scheduler
 from heats.errors import ConfigError, LedgerError
 from heats.plan import Plan, resume_command
 from heats.tracking.ledger import Ledger, read_sweep
-from heats.trial import Objective, ParamValue, SweepEnded, TrialAsked, TrialEnded, TrialState
+from heats.trial import (
+    Objective,
+    ParamValue,
+    SweepEnded,
+    SweepResumed,
+    TrialAsked,
+    TrialEnded,
+    TrialState,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -273,3 +281,16 @@ def test_sweep_of_a_notebook_says_how_to_go_on(project: Path) -> None:
 def test_sweep_that_does_not_exist_is_an_error(project: Path) -> None:
     with pytest.raises(LedgerError, match="no ledger"):
         resume_command(project / "s", [])
+
+
+def test_resume_repeats_the_settings_of_the_last_driver(project: Path) -> None:
+    argv = ("sweep.py", "-m", LR)
+    ledger = Ledger.create(project / "s", fake_start("s", argv=argv, config_yaml=OWN_KEYS))
+    resumed = [*argv, "hydra.sweeper.resume=true", "hydra.sweeper.study_name=s", "n_trials=40"]
+    ledger.append(SweepResumed(time_s=9.0, pid=1, argv=tuple(resumed)))
+    ledger.close()
+    told = ["hydra.sweeper.resume=true", "hydra.sweeper.study_name=s"]
+    command, _ = resume_command(project / "s", [])
+    assert command[2:] == ["-m", LR, "n_trials=40", *told]
+    command, _ = resume_command(project / "s", ["n_trials=60"])
+    assert command[2:] == ["-m", LR, "n_trials=40", *told, "n_trials=60"]

@@ -14,6 +14,7 @@ from heats.analysis.study import study_from_record
 from heats.analysis.style import (
     ACCENT,
     COLORS,
+    WORDS,
     NothingToShowError,
     complete_trials,
     hover,
@@ -24,7 +25,7 @@ from heats.analysis.style import (
 from heats.analysis.tables import ranked, shown_value
 from heats.config import Direction
 from heats.trial import TrialState, Verdict
-from heats.wording import STATE_WORDS, short_names
+from heats.wording import short_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 _MAX_CURVES = 300
 _MAX_IMPORTANCE_TRIALS = 500
+_FEW_TRIALS = 3
 _MANY_TRIALS = 20
 """Complete trials that are enough to tell by them alone what a parameter does."""
 
@@ -136,14 +138,14 @@ def optimization_history(record: SweepRecord) -> Figure:
             name="best so far",
             hoverinfo="skip",
         )
-    for state in STATE_WORDS:
+    for state in WORDS:
         if trials := points[state]:
             figure.add_scatter(
                 x=[trial.number for trial in trials],
                 y=[shown_value(trial, objective) for trial in trials],
                 mode="markers",
                 marker={"color": COLORS[state], "size": 8, "opacity": 0.85},
-                name=STATE_WORDS[state],
+                name=WORDS[state],
                 text=[hover(trial, record) for trial in trials],
                 hovertemplate="%{text}<extra></extra>",
             )
@@ -181,9 +183,9 @@ def learning_curves(record: SweepRecord) -> Figure:
                 y=[None],
                 mode="lines",
                 line={"color": COLORS[trial.state], "width": 2},
-                name=STATE_WORDS[trial.state],
+                name=WORDS[trial.state],
                 legendgroup=trial.state.value,
-                legendrank=list(STATE_WORDS).index(trial.state),
+                legendrank=list(WORDS).index(trial.state),
             )
             has_legend.add(trial.state)
         figure.add_scatter(
@@ -192,7 +194,7 @@ def learning_curves(record: SweepRecord) -> Figure:
             mode="lines+markers" if len(curve) == 1 else "lines",
             line={"color": COLORS[trial.state], "width": 1.4},
             opacity=0.9 if trial.state is TrialState.COMPLETE else 0.6,
-            name=STATE_WORDS[trial.state],
+            name=WORDS[trial.state],
             legendgroup=trial.state.value,
             showlegend=False,
             text=[hover(trial, record)] * len(curve),
@@ -229,6 +231,9 @@ def parameter_importance(record: SweepRecord) -> Figure:
 
     trials, where = _comparable_trials(record)
     trials = trials[:_MAX_IMPORTANCE_TRIALS]
+    if len(trials) < _FEW_TRIALS:
+        msg = f"Only {len(trials)} trials can be compared ({record.objective.name} {where})."
+        raise NothingToShowError(msg)
     if len({trial.value for trial in trials}) < 2:
         msg = "All trials have the same value, so no parameter explains a difference."
         raise NothingToShowError(msg)
@@ -296,7 +301,7 @@ def timeline(record: SweepRecord) -> Figure:
         msg = "No trial has started yet."
         raise NothingToShowError(msg)
     figure = go.Figure()
-    for state in STATE_WORDS:
+    for state in WORDS:
         group = [(trial, span) for trial in trials if trial.state is state for span in trial.spans]
         if not group:
             continue
@@ -307,7 +312,7 @@ def timeline(record: SweepRecord) -> Figure:
             orientation="h",
             width=0.8,
             marker={"color": COLORS[state], "line": {"width": 0}},
-            name=STATE_WORDS[state],
+            name=WORDS[state],
             text=[hover(trial, record) for trial, _ in group],
             textposition="none",
             hovertemplate="%{text}<extra></extra>",

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from heats.analysis.plots import charts
-from heats.analysis.style import COLORS
+from heats.analysis.style import COLORS, WORDS
 from heats.analysis.tables import (
     argv,
     duration_s,
@@ -18,7 +18,7 @@ from heats.analysis.tables import (
     why_ended,
 )
 from heats.tracking.provenance import redact_text
-from heats.wording import STATE_WORDS, duration, number, param, short_names, state_words
+from heats.wording import duration, number, param, short_names
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,7 +76,7 @@ def render_report(record: SweepRecord, *, state: str, origin: Provenance | None 
         facts=_facts(record, origin),
         counts=[
             {"word": word, "count": record.counts()[trial_state], "color": COLORS[trial_state]}
-            for trial_state, word in state_words(is_running=state == "running").items()
+            for trial_state, word in WORDS.items()
         ],
         best=_best(record),
         metric=record.objective.name,
@@ -192,7 +192,7 @@ def _top_table(record: SweepRecord) -> dict[str, Any]:
 def _row(trial: TrialRecord, record: SweepRecord, keys: list[str]) -> dict[str, Any]:
     return {
         "number": trial.number,
-        "state": STATE_WORDS[trial.state],
+        "state": WORDS[trial.state],
         "color": COLORS[trial.state],
         "value": number(shown_value(trial, record.objective)),
         "resource": trial.last.resource if trial.last else "-",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from heats.analysis.tables import ranked, shown_value, why_ended
 from heats.config import Direction
 from heats.trial import TrialState
-from heats.wording import STATE_WORDS, duration, number, params_text
+from heats.wording import duration, number, params_text, state_words
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -23,6 +23,9 @@ COLORS = {
     TrialState.FAIL: "#c8372d",
     TrialState.RUNNING: "#2f6fb2",
 }
+WORDS = state_words(is_running=False)
+"""A report is read later: what runs while it is written is unfinished in it."""
+
 ACCENT = "#2f5d9b"
 SHADES = ["#ccd9e8", "#7fa3cc", "#2f5d9b", "#0d2a52"]
 """From worst to best, or from first to last."""
@@ -81,7 +84,7 @@ def hover(trial: TrialRecord, record: SweepRecord) -> str:
     """What a chart says of a trial under the pointer, escaped."""
     value = number(shown_value(trial, record.objective))
     lines = [
-        f"<b>trial {trial.number}</b> {STATE_WORDS[trial.state]}",
+        f"<b>trial {trial.number}</b> {WORDS[trial.state]}",
         f"{escape(record.objective.name)} {value}",
         *(escape(params_text({key: each})) for key, each in trial.params.items()),
     ]

@@ -51,6 +51,7 @@ class RayWorkerGroup:
         trainer = LaneTrainer(
             serve_turns,
             reserve=self._reservation.make,
+            start_timeout_s=lane.lane.start_timeout_s,
             train_loop_config={"worker": worker},
             scaling_config=ray.train.ScalingConfig(
                 num_workers=lane.num_workers,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import time
 import traceback
@@ -14,6 +16,9 @@ from heats.trial import Ending, Outcome, Verdict
 if TYPE_CHECKING:
     from heats.lane.task import TaskFunction
     from heats.trial import Coordinator, Report, TrialSpec
+
+
+logger = logging.getLogger(__name__)
 
 
 def run_inline(
@@ -39,14 +44,15 @@ def run_inline(
         torch.set_num_threads(max(1, num_threads))
     if tracking_uri is not None:
         os.environ["MLFLOW_TRACKING_URI"] = tracking_uri
-    state = RankState()
+    state = RankState(max_memory_growth_mib=math.inf)
     while not coordinator.is_done():
         spec = coordinator.next_trial()
         if spec is None:
             time.sleep(0.01)
             continue
         outcome = _run(coordinator, spec, function, seed)
-        state.restore()
+        if reasons := "; ".join(state.restore()):
+            logger.warning("Trial %d changed what later trials will see: %s.", spec.number, reasons)
         coordinator.end(spec.number, outcome)
 
 

@@ -114,6 +114,11 @@ class Lane:
         """Whether the lane can take a turn now."""
         return self._lost is None and not self._is_closing and self._state is None
 
+    @property
+    def lost(self) -> str | None:
+        """Why the lane can take no turn any more; None where it can."""
+        return self._lost
+
     def begin(self, spec: TrialSpec) -> None:
         """Give the lane a trial; its ranks get it as soon as all of them are there."""
         with self._changed:
@@ -210,7 +215,12 @@ class Lane:
     def _run(self) -> None:
         own = self._settings
         worker = WorkerSettings(
-            self._mailbox.address, own.task, own.seed, own.tracking_uri, own.system_interval_s
+            self._mailbox.address,
+            own.task,
+            own.seed,
+            own.tracking_uri,
+            own.system_interval_s,
+            own.lane.max_memory_growth_mib,
         )
         reason = "its worker group ended"
         try:
@@ -231,7 +241,7 @@ class Lane:
                 case RankReady():
                     self._ready[rank] = message
                 case RankBroken():
-                    self._lost = f"rank {rank} cannot serve:\n{message.error}"
+                    self._lost = f"rank {rank} cannot serve: {message.error}"
                 case RankReport():
                     if state is not None and state.turn.index == message.turn:
                         self._arrive(state, rank, message)

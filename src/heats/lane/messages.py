@@ -20,7 +20,7 @@ class RankReady:
 
 @dataclass(frozen=True, slots=True)
 class RankBroken:
-    """A rank cannot serve: loading the task function raised, or it could not be reset."""
+    """A rank cannot serve any more: it could not load the task function, or was left unclean."""
 
     rank: int
     error: str

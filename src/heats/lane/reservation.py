@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
 logger = logging.getLogger(__name__)
+
+_NUM_LOOKS, _LOOK_EVERY_S = 6, 10.0
+"""Ray needs up to half a minute to hold a node that is silent for dead."""
 
 
 class Reservation:
@@ -67,8 +71,31 @@ class Reservation:
 _numbers = itertools.count()
 
 
+def free_reservations_soon(sweep_id: str) -> None:
+    """Free what the dead reserved, now and again: Ray may learn of a death after we did."""
+
+    def free() -> None:
+        for _ in range(_NUM_LOOKS):
+            if not ray.is_initialized():
+                return
+            free_reservations(sweep_id, of_the_dead=True)
+            time.sleep(_LOOK_EVERY_S)
+
+    threading.Thread(target=free, daemon=True, name="heats-reservations").start()
+
+
 def free_reservations(sweep_id: str, *, of_the_dead: bool) -> None:
-    """Free what this driver's lanes reserved: all of it, or only that of processes that died."""
+    """Free what this driver's lanes reserved: all of it, or only that of processes that died.
+
+    What goes wrong is logged: the sweep has more to say than its cleaning up.
+    """
+    try:
+        _free(sweep_id, of_the_dead=of_the_dead)
+    except Exception as exc:  # noqa: BLE001 - Ray raises anything where its own services are down
+        logger.warning("Ray did not free what a lane had reserved: %s", exc)
+
+
+def _free(sweep_id: str, *, of_the_dead: bool) -> None:
     for each in placement_group_table().values():
         name: str = each["name"]
         if not name.startswith(f"{sweep_id}-") or each["state"] == "REMOVED":

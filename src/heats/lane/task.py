@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
 import pickle
 import sys
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
 class TaskRef:
     """Where the task function is: a script, a module (`python -m`), or, in a notebook, bytes.
 
-    `argv` and `cwd` are the launching process's; `path` is its `sys.path`.
+    `argv` and `cwd` are the launching process's; `path` is its `sys.path`. `wrapper` is the dotted
+    path of a function that the loaded task function goes through, or None.
     """
 
     script: str | None
@@ -44,6 +46,7 @@ class TaskRef:
     argv: tuple[str, ...] = ()
     cwd: str = ""
     path: tuple[str, ...] = ()
+    wrapper: str | None = None
 
     @classmethod
     def of_running_program(cls, task_function: TaskFunction) -> TaskRef:
@@ -72,6 +75,15 @@ class TaskRef:
         Raises:
             ConfigError: The program ended without starting Hydra.
         """
+        from hydra.utils import get_method
+
+        function = self._loaded()
+        if self.wrapper is None:
+            return function
+        wrapped: TaskFunction = get_method(self.wrapper)(function)
+        return wrapped
+
+    def _loaded(self) -> TaskFunction:
         from hydra.core.plugins import Plugins
 
         os.chdir(self.cwd)
@@ -182,6 +194,8 @@ def _run_job(function: TaskFunction, pickled: bytes, job_dir: str, *, is_chief: 
 def _own_hydra_state() -> Iterator[None]:
     """Give a job a `HydraConfig` and a `JobRuntime` of its own, and undo what it registers.
 
+    Resolvers of modules that the job imported stay, because the modules do.
+
     Hydra's `Singleton.get_state` and `set_state` do so by deep copies and a new search for plugins,
     0.1 s for each trial.
     """
@@ -198,7 +212,18 @@ def _own_hydra_state() -> Iterator[None]:
     try:
         yield
     finally:
-        Singleton._instances, BaseContainer._resolvers = instances, resolvers
+        imported = {
+            name: resolver
+            for name, resolver in BaseContainer._resolvers.items()
+            if name not in resolvers and _module_of_resolver(resolver) != "__main__"
+        }
+        Singleton._instances, BaseContainer._resolvers = instances, resolvers | imported
+
+
+def _module_of_resolver(wrapper: Any) -> str | None:
+    """The module of the function that was registered, which OmegaConf wraps."""
+    resolver = inspect.getclosurevars(wrapper).nonlocals.get("resolver")
+    return getattr(resolver, "__module__", None)
 
 
 def _save_config(config: Any, path: Path) -> None:

@@ -77,11 +77,11 @@ class LaneTrainable(tune.Trainable):
         """End what still runs of the last trial and take the next one."""
         self._spec = new_config["spec"]
         if not self._lane.stop():
-            logger.warning(
-                "A stopped trial did not reach a report within lane.stop_grace_s=%g s; "
-                "its workers are ended and the lane starts anew.",
-                self._settings.lane.stop_grace_s,
+            grace_s = self._settings.lane.stop_grace_s
+            reason = self._lane.lost or (
+                f"a stopped trial did not reach a report within lane.stop_grace_s={grace_s:g} s"
             )
+            logger.warning("A lane starts anew: %s.", reason)
             self._lane.close(is_broken=True)
         elif self._settings.lane.isolation is Isolation.process:
             self._lane.close()

@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 class LaneTrainer(DataParallelTrainer):
     """A `TorchTrainer` whose `fit` needs no processes but the workers'.
 
-    `reserve(bundles, strategy)` makes the workers' placement group.
+    `reserve(bundles, strategy)` makes the workers' placement group, which may take
+    `start_timeout_s` seconds to be ready.
     """
 
     def __init__(
@@ -50,10 +51,11 @@ class LaneTrainer(DataParallelTrainer):
         train_loop_per_worker: Callable[..., None],
         *,
         reserve: Callable[[list[dict[str, float]], str], PlacementGroup],
+        start_timeout_s: float,
         **options: Any,
     ) -> None:
         super().__init__(train_loop_per_worker, backend_config=WorkerTorchConfig(), **options)
-        self._reserve = reserve
+        self._reserve, self._start_timeout_s = reserve, start_timeout_s
 
     def _create_default_callbacks(self) -> list[Any]:
         unneeded = (PlacementGroupCleanerCallback, DatasetsCallback)
@@ -61,10 +63,10 @@ class LaneTrainer(DataParallelTrainer):
         return [each for each in callbacks if not isinstance(each, unneeded)]
 
     def _initialize_and_run_controller(self, **arguments: Any) -> Result:
-        own_reserve = self._reserve
+        own_reserve, own_timeout_s = self._reserve, self._start_timeout_s
 
         class Group(LaneWorkerGroup):
-            reserve = staticmethod(own_reserve)
+            reserve, start_timeout_s = staticmethod(own_reserve), own_timeout_s
 
         class Controller(TrainController):
             worker_group_cls = Group
@@ -79,12 +81,14 @@ class LaneWorkerGroup(WorkerGroup):
     """Has `reserve` make its placement group; one rank's collectives need no process."""
 
     reserve: Callable[[list[dict[str, float]], str], PlacementGroup]
+    start_timeout_s: float
 
     def _create_placement_group(self, scaling_config: Any, context: Any) -> Any:
         bundles = [context.resources_per_worker] * context.num_workers
         return DefaultPlacementGroupHandle(self.reserve(bundles, context.placement_strategy))
 
     def _start_impl(self, builder: Any) -> None:
+        self._worker_group_start_timeout_s = self.start_timeout_s
         if self._worker_group_context.num_workers > 1:
             super()._start_impl(builder)
             return

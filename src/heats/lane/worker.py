@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_RETIRED = "heats: a new lane follows after this trial, because "
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
@@ -34,6 +36,7 @@ class WorkerSettings:
     seed: int
     tracking_uri: str
     system_interval_s: float | None
+    max_memory_growth_mib: float
 
 
 def serve_turns(settings: dict[str, WorkerSettings]) -> None:
@@ -41,6 +44,7 @@ def serve_turns(settings: dict[str, WorkerSettings]) -> None:
     import ray
 
     from heats.lane.context import quiet_ray_train, rank_and_world_size
+    from heats.lane.output import output_to
     from heats.lane.reset import RankState
 
     own = settings["worker"]
@@ -54,22 +58,23 @@ def serve_turns(settings: dict[str, WorkerSettings]) -> None:
         raise
     context = ray.get_runtime_context()
     os.environ["MLFLOW_TRACKING_URI"] = own.tracking_uri
-    state = RankState()
+    state = RankState(max_memory_growth_mib=own.max_memory_growth_mib)
     mailbox.send(RankReady(rank, os.getpid(), context.get_node_id()))
     while (turn := mailbox.next_turn()) is not None:
         mailbox.send(_serve(turn, rank, own, function, mailbox))
-        try:
-            state.restore()
-        except Exception:  # It costs the lane, not the trial, which has ended.
-            mailbox.send(RankBroken(rank, traceback.format_exc()))
-            raise
+        if reasons := "; ".join(state.restore()):  # It costs the lane, not the trial, which ended.
+            with output_to(log_path(turn.spec.job_dir, rank)):
+                print(f"{_RETIRED}{reasons}")  # noqa: T201
+            mailbox.send(RankBroken(rank, reasons))
+            return
 
 
 def _serve(
     turn: Turn, rank: int, own: WorkerSettings, function: TaskFunction, mailbox: RankMailbox
 ) -> TurnEnded:
     from heats.lane.context import turn_context
-    from heats.lane.reset import output_to, seed_rank
+    from heats.lane.output import output_to
+    from heats.lane.reset import seed_rank
 
     spec = turn.spec
     returned, error = None, None
@@ -77,7 +82,7 @@ def _serve(
     seed_rank(own.seed + spec.number)
     if spec.run_id is not None:
         os.environ["MLFLOW_RUN_ID"] = spec.run_id
-    with output_to(Path(spec.job_dir, f"rank-{rank}.log")), _sampled(turn, rank, own, mailbox):
+    with output_to(log_path(spec.job_dir, rank)), _sampled(turn, rank, own, mailbox):
         try:
             with turn_context(turn, mailbox):
                 returned = run_task(function, spec.config, job_dir=spec.job_dir, is_chief=rank == 0)
@@ -87,6 +92,18 @@ def _serve(
             traceback.print_exc()
             ending, error = Ending.RAISED, traceback.format_exc()
     return TurnEnded(turn.index, rank, ending, returned, error)
+
+
+def log_path(job_dir: str, rank: int) -> Path:
+    """Where a rank's output of a trial goes."""
+    return Path(job_dir, f"rank-{rank}.log")
+
+
+def retirement(log: Path) -> str | None:
+    """Why the lane was replaced after the trial with this log; None where it went on."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    retired = (line.removeprefix(_RETIRED) for line in lines if line.startswith(_RETIRED))
+    return next(retired, None)
 
 
 class _sampled:  # noqa: N801 - a context manager, used like a function

@@ -301,7 +301,7 @@ def _lock(sweep_dir: Path) -> FileLock:
         name = sweep_dir.name
         msg = (
             f"{exc.owner} already writes the sweep {name!r}. Watch it with "
-            f"`heats status {name}`, or end it with `heats stop {name}`."
+            f"`heats status {name}`; Ctrl-C where it runs, or SIGTERM, ends it."
         )
         raise SweepLockedError(msg) from exc
 

@@ -20,15 +20,21 @@ def find_root(root: Path | None) -> Path:
             return root.absolute()
         msg = f"--root {root}: there is no such folder."
         raise ConfigError(msg)
+    found = find_above(DEFAULT_ROOT)
+    if found is None or not found.is_dir():
+        msg = (
+            f"There is no {DEFAULT_ROOT} folder in {Path.cwd()} or above it. Run this in the folder"
+            " of the sweep, or give --root."
+        )
+        raise ConfigError(msg)
+    return found
+
+
+def find_above(name: str) -> Path | None:
+    """What has this name in the current directory or in the nearest folder above; else None."""
     here = Path.cwd()
-    for folder in (here, *here.parents):
-        if (folder / DEFAULT_ROOT).is_dir():
-            return folder / DEFAULT_ROOT
-    msg = (
-        f"There is no {DEFAULT_ROOT} folder in {here} or above it. Run this in the folder of the "
-        "sweep, or give --root."
-    )
-    raise ConfigError(msg)
+    found = (folder / name for folder in (here, *here.parents))
+    return next((path for path in found if path.exists()), None)
 
 
 def store_uri(root: Path) -> str:

@@ -38,7 +38,7 @@ def run_trials(coordinator: Coordinator, settings: LaneSettings, max_concurrent:
     """
     from ray import tune
 
-    from heats.lane.reservation import free_reservations
+    from heats.lane.reservation import free_reservations, free_reservations_soon
     from heats.lane.trainable import LaneTrainable
     from heats.tune.scheduler import VerdictScheduler
     from heats.tune.search import TrialSearcher
@@ -47,7 +47,7 @@ def run_trials(coordinator: Coordinator, settings: LaneSettings, max_concurrent:
     remembering = _Remembering(coordinator)
 
     def on_lane_death() -> None:
-        free_reservations(settings.sweep_id, of_the_dead=True)
+        free_reservations_soon(settings.sweep_id)
 
     # A lane's own process needs nothing but a little memory: its workers reserve what they need.
     trainable = tune.with_resources(LaneTrainable, {"CPU": 0, "memory": 1})

@@ -53,9 +53,9 @@ class VerdictScheduler(FIFOScheduler):
 
     def on_trial_error(self, tune_controller: TuneController, trial: Trial) -> None:
         """The process that held the lane died, so the attempt is lost and its workers are gone."""
-        self._on_lane_death()
         reason = f"The process of its lane ended: {_error(trial)}"
         self._coordinator.end(_number(trial), Outcome(Ending.LOST, error=reason))
+        self._on_lane_death()
 
 
 def _number(trial: Trial) -> int:

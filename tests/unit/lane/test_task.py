@@ -124,7 +124,7 @@ def test_worker_runs_the_program_up_to_hydra(
 @pytest.fixture
 def process_state() -> Iterator[None]:
     """What `load` changes, put back."""
-    state, main = RankState(), sys.modules["__main__"]
+    state, main = RankState(max_memory_growth_mib=1024), sys.modules["__main__"]
     yield
     sys.modules["__main__"] = main
     state.restore()
@@ -191,7 +191,7 @@ def job(
 ) -> Iterator[Callable[..., float | None]]:
     """Runs a task function as trial 3 in `<current directory>/job`."""
     monkeypatch.chdir(tmp_path)
-    state = RankState()
+    state = RankState(max_memory_growth_mib=1024)
 
     def run(
         function: Callable[[DictConfig], Any], *overrides: str, is_chief: bool = True
@@ -286,3 +286,29 @@ def test_what_the_task_raises_is_raised_and_hydra_is_left_as_it_was(
         job(task)
     assert HydraConfig.initialized() == before
     assert "HEATS_TEST_LR" not in os.environ
+
+
+def test_resolvers_of_modules_stay_and_those_of_the_program_go(
+    job: Callable[..., float | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [
+        "from omegaconf import OmegaConf",
+        "OmegaConf.register_new_resolver('of_module', lambda: 7)",
+    ]
+    (tmp_path / "late_library.py").write_text("\n".join(lines), encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def of_program() -> int:
+        return 8
+
+    of_program.__module__ = "__main__"
+
+    def task(_: DictConfig) -> float:
+        import late_library  # noqa: F401
+
+        OmegaConf.register_new_resolver("of_program", of_program)  # Twice would be an error.
+        return float(OmegaConf.create({"a": "${of_module:}"}).a)
+
+    assert [job(task), job(task)] == [7.0, 7.0]
+    assert not OmegaConf.has_resolver("of_program")
+    OmegaConf.clear_resolver("of_module")

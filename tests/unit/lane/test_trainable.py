@@ -28,6 +28,7 @@ class ScriptedLane(Lane):
         self.notes: list[Any] = []
         self.stops = True
         self._is_open = True
+        self._lost = None
 
     @property
     def is_usable(self) -> bool:
