@@ -232,11 +232,11 @@ class Helpers:
     def _end_children(self, deadline_s: float) -> None:
         if not _has_children():
             return
-        left = [
-            child
-            for child in psutil.Process().children(recursive=True)
-            if child.pid not in self._children and not _is_shared(child)
-        ]
+        left = []
+        for child in psutil.Process().children():
+            if child.pid not in self._children and not _is_shared(child):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    left += [child, *child.children(recursive=True)]
         for signalled in (psutil.Process.terminate, psutil.Process.kill):
             for child in left:
                 with contextlib.suppress(psutil.NoSuchProcess):

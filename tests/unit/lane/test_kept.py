@@ -175,8 +175,15 @@ def test_open_mlflow_run_is_ended(tmp_path: Path) -> None:
 
 
 def test_child_processes_of_a_trial_end() -> None:
-    kept_child = subprocess.Popen(["/bin/sleep", "60"])
+    # A child of the lane's may start others: they are its own affair.
+    kept_child = subprocess.Popen(["/bin/sh", "-c", "read _; sleep 60"], stdin=subprocess.PIPE)
     state = Helpers()
+    assert kept_child.stdin is not None
+    kept_child.stdin.write(b"go\n")
+    kept_child.stdin.close()
+    parent = psutil.Process(kept_child.pid)
+    while not parent.children():
+        time.sleep(0.01)
     mild = subprocess.Popen(["/bin/sleep", "60"])
     script = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True); "
     stubborn = subprocess.Popen(
@@ -188,6 +195,8 @@ def test_child_processes_of_a_trial_end() -> None:
     assert not psutil.pid_exists(mild.pid)
     assert not psutil.pid_exists(stubborn.pid)
     assert kept_child.poll() is None
+    (grandchild,) = parent.children()
+    grandchild.kill()
     kept_child.kill()
     kept_child.wait()
     stubborn.stdout.close()

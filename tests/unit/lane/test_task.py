@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
@@ -304,7 +305,7 @@ def test_resolvers_of_modules_stay_and_those_of_the_program_go(
     of_program.__module__ = "__main__"
 
     def task(_: DictConfig) -> float:
-        import late_library  # noqa: F401
+        importlib.import_module("late_library")
 
         OmegaConf.register_new_resolver("of_program", of_program)  # Twice would be an error.
         return float(OmegaConf.create({"a": "${of_module:}"}).a)
