@@ -162,7 +162,8 @@ def _next_steps(promotion: Promotion) -> list[str]:
     lines = [
         "Serve it:",
         f"  export MLFLOW_TRACKING_URI={shlex.quote(uri)}",
-        f"  mlflow models serve -m {shlex.quote(model_uri)} --env-manager local -p {_SERVE_PORT}",
+        f"  {program('mlflow')} models serve -m {shlex.quote(model_uri)} --env-manager local"
+        f" -p {_SERVE_PORT}",
     ]
     if promotion.request is not None:
         lines += [

@@ -134,6 +134,9 @@ class LaneConf:
     `max_retries`: how often a trial restarts from its last checkpoint after its lane was lost.
     `max_memory_growth_mib`: how much more memory than after its first trial a worker may hold after
     a later one, on the host and on its GPU, in MiB; beyond it the lane is replaced.
+    `report_timeout_s`: how long nothing may move in any worker of a trial while one of them waits
+    in a report; `hang_timeout_s`: the same where none does. Slow steps are not affected.
+    `max_failures`: how often a trial whose code raised starts again from its last checkpoint.
     `verdict_wait_s`: the least time a report may wait for its verdict at a rung (otherwise 2 % of
     the time since the last report). `flush_interval_s`: how often running trials hand their reports
     to the driver between rungs. `stop_grace_s`: how long a stopped trial may go on to its next
@@ -143,11 +146,14 @@ class LaneConf:
     isolation: Isolation = Isolation.lane
     max_concurrent: int | None = None
     max_retries: int = 2
+    max_failures: int = 0
     max_memory_growth_mib: float = 1024.0
     start_timeout_s: float = 120.0
     verdict_wait_s: float = 0.05
     flush_interval_s: float = 1.0
     stop_grace_s: float = 5.0
+    report_timeout_s: float = 30.0
+    hang_timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
         """Raise ConfigError where a bound does not hold."""
@@ -160,7 +166,9 @@ class LaneConf:
         _require(self.max_retries >= 0, "lane.max_retries", self.max_retries, "give 0 or more")
         growth = self.max_memory_growth_mib
         _require(growth > 0, "lane.max_memory_growth_mib", growth, "give MiB > 0")
-        for key in ("start_timeout_s", "flush_interval_s", "stop_grace_s"):
+        _require(self.max_failures >= 0, "lane.max_failures", self.max_failures, "give 0 or more")
+        timeouts = "start_timeout_s", "stop_grace_s", "report_timeout_s", "hang_timeout_s"
+        for key in (*timeouts, "flush_interval_s"):
             _require(getattr(self, key) > 0, f"lane.{key}", getattr(self, key), "give seconds > 0")
         _require(
             self.verdict_wait_s >= 0, "lane.verdict_wait_s", self.verdict_wait_s, "give 0 or more"

@@ -94,6 +94,7 @@ class Race:
         self._running: set[int] = set()
         self._num_samples: Counter[int] = Counter()
         self._num_losses: Counter[int] = Counter()
+        self._num_failures: Counter[int] = Counter()
         self._logs: dict[int, Path] = {}
         self._next_index: dict[int, int] = {}
         self._known: dict[int, tuple[int, int]] = {}
@@ -161,7 +162,7 @@ class Race:
             self.sweep.trials[number], self._objective
         ):
             outcome = Outcome(Ending.STOPPED)  # The verdict stands, whatever became of the lane.
-        elif outcome.ending is Ending.LOST and self._goes_on_after_loss(number, outcome):
+        elif outcome.ending in (Ending.LOST, Ending.RAISED) and self._starts_again(number, outcome):
             return
         elif outcome.ending is Ending.STOPPED and self._leaves:
             return  # It stays unfinished and continues from its newest checkpoint on resume.
@@ -384,12 +385,17 @@ class Race:
         if trial.state is TrialState.COMPLETE and trial.last is not None:
             self._lengths.add(trial.last.resource)
 
-    def _goes_on_after_loss(self, number: int, outcome: Outcome) -> bool:
+    def _starts_again(self, number: int, outcome: Outcome) -> bool:
         trial = self.sweep.trials[number]
-        if self._leaves:
+        has_lost_lane = outcome.ending is Ending.LOST
+        if self._leaves and has_lost_lane:
             return True
-        self._num_losses[number] += 1
-        if self._num_losses[number] > self._conf.lane.max_retries or self._is_over():
+        counts = self._num_losses if has_lost_lane else self._num_failures
+        lane = self._conf.lane
+        counts[number] += 1
+        if counts[number] > (lane.max_retries if has_lost_lane else lane.max_failures):
+            return False
+        if self._is_over():
             return False
         reason = outcome.error or "its lane was lost"
         self.write(
@@ -400,7 +406,8 @@ class Race:
         )
         last = trial.last_checkpoint
         where = f"from {self._objective.resource} {last.resource}" if last else "from its beginning"
-        logger.warning("Trial %d lost its lane and starts again %s: %s", number, where, reason)
+        what = "lost its lane" if has_lost_lane else "failed"
+        logger.warning("Trial %d %s and starts again %s: %s", number, what, where, reason)
         self._waiting.append(number)
         return True
 

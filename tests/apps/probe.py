@@ -34,6 +34,7 @@ class Case(Enum):
     swallows = "swallows"
     hangs = "hangs"
     exits = "exits"
+    uneven = "uneven"
 
 
 @dataclass
@@ -94,6 +95,8 @@ def _train(cfg: Probe) -> None:
             time.sleep(3)  # What it reported in its last second, the driver would not know.
             os.kill(_pid_of_lane(), signal.SIGKILL)
             time.sleep(600)
+        if cfg.case is Case.uneven and rank == 1 and epoch == 3:
+            return
         with done.open("a") as file:
             file.write(f"{epoch}\n")
         with tempfile.TemporaryDirectory() as directory:

@@ -235,6 +235,38 @@ def test_trial_that_never_reports_again_is_ended_after_its_grace(
     assert not hanging.exists()
 
 
+def test_ranks_that_report_unevenly_fail_their_trial_with_a_reason(
+    run_probe: Callable[..., SweepRecord],
+) -> None:
+    record = run_probe(
+        "uneven",
+        "hydra.sweeper.scaling.num_workers=2",
+        "hydra.sweeper.lane.report_timeout_s=3",
+        exit_code=1,
+    )
+    trial = record.trials[0]
+    assert trial.state is TrialState.FAIL
+    assert len(trial.reports) == 2
+    assert "Rank 0 waits in ray.train.report, while rank 1 has returned" in (trial.error or "")
+    assert "probe.py" in (trial.error or "")
+
+
+def test_trial_that_hangs_is_found_and_named(run_probe: Callable[..., SweepRecord]) -> None:
+    record = run_probe(
+        "hangs",
+        "x=0,1,2",
+        "hydra.sweeper.scheduler=none",
+        "hydra.sweeper.lane.max_concurrent=1",
+        "hydra.sweeper.lane.hang_timeout_s=4",
+        "hydra.sweeper.lane.max_retries=0",
+    )
+    states = [record.trials[number].state for number in range(3)]
+    assert states == [TrialState.COMPLETE, TrialState.FAIL, TrialState.COMPLETE]
+    error = record.trials[1].error or ""
+    assert "The trial hangs in the train function" in error
+    assert "in _train" in error
+
+
 def test_trial_that_leaves_its_program_fails_and_the_next_one_comes(
     run_probe: Callable[..., SweepRecord],
 ) -> None:

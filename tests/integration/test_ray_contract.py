@@ -35,6 +35,7 @@ from heats import cluster
 from heats.errors import TrialStoppedError
 from heats.lane.context import inline_context, turn_context
 from heats.lane.messages import RankReport, Turn, VerdictRequest
+from heats.lane.pulse import Pulse
 from heats.lane.trainer import WorkerTorchBackend
 from heats.trial import Report, TrialSpec, Verdict
 from heats.tune import loop
@@ -378,6 +379,11 @@ def worker_context() -> Iterator[Any]:
     train_context.set_train_context(cast("Any", None))
 
 
+def in_turn(folder: Path, wire: Wire) -> turn_context:
+    mailbox = cast("RankMailbox", wire)
+    return turn_context(Turn(1, spec_in(folder)), mailbox, Pulse(0, mailbox))
+
+
 def report_with_checkpoint(folder: Path, epoch: int, **options: Any) -> None:
     source = folder / f"local-{epoch}"
     source.mkdir()
@@ -396,7 +402,7 @@ def test_report_in_turn_sends_report_and_stores_checkpoint_in_trials_folder(
     worker_context: Any, tmp_path: Path
 ) -> None:
     wire = Wire(stop_at=2)
-    with turn_context(Turn(1, spec_in(tmp_path)), cast("RankMailbox", wire)):
+    with in_turn(tmp_path, wire):
         assert ray.train.get_checkpoint() is None
         assert ray.train.get_context().get_experiment_name() == "trial-7"
         report_with_checkpoint(tmp_path, 1)
@@ -414,7 +420,7 @@ def test_report_in_turn_sends_report_and_stores_checkpoint_in_trials_folder(
 def test_asynchronous_upload_is_over_when_turn_is(worker_context: Any, tmp_path: Path) -> None:
     wire = Wire(stop_at=99)
     mode = ray.train.CheckpointUploadMode.ASYNC
-    with turn_context(Turn(1, spec_in(tmp_path)), cast("RankMailbox", wire)):
+    with in_turn(tmp_path, wire):
         report_with_checkpoint(tmp_path, 1, checkpoint_upload_mode=mode)
     assert [Path(report.checkpoint or "", "weights").read_text() for report in wire.reports] == [
         "1"
@@ -427,11 +433,7 @@ def test_failed_asynchronous_upload_fails_turn(worker_context: Any, tmp_path: Pa
         raise OSError(msg)
 
     mode = ray.train.CheckpointUploadMode.ASYNC
-    wire = cast("RankMailbox", Wire(stop_at=99))
-    with (
-        pytest.raises(Exception, match="no space"),
-        turn_context(Turn(1, spec_in(tmp_path)), wire),
-    ):
+    with pytest.raises(Exception, match="no space"), in_turn(tmp_path, Wire(stop_at=99)):
         report_with_checkpoint(
             tmp_path, 1, checkpoint_upload_mode=mode, checkpoint_upload_fn=upload
         )

@@ -496,6 +496,22 @@ def test_trial_that_loses_every_lane_fails_after_max_retries(sweep: Sweeps) -> N
     assert s.next().number == 1
 
 
+def test_trial_whose_code_raised_starts_again_as_often_as_it_may(sweep: Sweeps) -> None:
+    s = sweep(lane=LaneConf(max_failures=1, max_retries=0))
+    first = s.next()
+    s.report(first, 1, 0.5, saves=True)
+    s.race.end(first.number, RAISED)
+    again = s.next()
+    assert (again.number, again.attempt, again.first_report_index) == (0, 1, 1)
+    s.race.end(again.number, RAISED)
+    assert s.state(again) is FAIL
+    assert s.error(again) == RAISED.error
+    other = s.next()
+    assert other.number == 1
+    s.race.end(other.number, LOST)  # It is counted apart.
+    assert s.state(other) is FAIL
+
+
 def test_resuming_does_not_use_up_retries(sweep: Sweeps) -> None:
     settings: dict[str, Any] = {"lane": LaneConf(max_retries=1)}
     for _ in range(3):

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from heats.lane.mailbox import RankMailbox
     from heats.lane.messages import Turn
+    from heats.lane.pulse import Pulse
     from heats.trial import TrialSpec
 
 
@@ -123,13 +124,16 @@ class TurnRunner:
 class TurnContext(TrainContext):
     """Ray's Train context, ending the turn at the report where the verdict is to stop."""
 
+    pulse: Pulse
+
     def report(self, *args: Any, **kwargs: Any) -> None:
         """Report as Ray does, then take the verdict.
 
         Raises:
             TrialStoppedError: The trial is to stop here.
         """
-        super().report(*args, **kwargs)
+        with self.pulse.report():
+            super().report(*args, **kwargs)
         self.execution_context.training_thread_runner.raise_first()
         if self.get_result_queue().verdict(self.report_call_index) is Verdict.STOP:
             raise TrialStoppedError
@@ -173,7 +177,7 @@ class turn_context:  # noqa: N801 - a context manager, used like a function
     already ends with an exception.
     """
 
-    def __init__(self, turn: Turn, mailbox: RankMailbox) -> None:
+    def __init__(self, turn: Turn, mailbox: RankMailbox, pulse: Pulse) -> None:
         self._base = base = train_context.get_train_context()
         spec = turn.spec
         fields = {f.name: getattr(base, f.name) for f in dataclasses.fields(TrainContext)}
@@ -195,6 +199,7 @@ class turn_context:  # noqa: N801 - a context manager, used like a function
             checkpoint_upload_threadpool=ThreadPoolExecutor(1),
         )
         self._context = TurnContext(**fields)
+        self._context.pulse = pulse
 
     def __enter__(self) -> TrainContext:
         """Give the turn's context, now in place."""

@@ -230,7 +230,7 @@ class Helpers:
                 yield f"the thread {thread.name!r} goes on"
 
     def _end_children(self, deadline_s: float) -> None:
-        if not _has_children():
+        if not has_children():
             return
         left = []
         for child in psutil.Process().children():
@@ -291,7 +291,7 @@ def _is_library(name: str) -> bool:
     """Whether a logger's name is a package that is installed or Python's own."""
     module: Any = sys.modules.get(name.partition(".")[0])
     source = getattr(module, "__file__", None)
-    return source is not None and not _is_user_file(source)
+    return source is not None and not is_user_file(source)
 
 
 def _library_folders() -> tuple[str, ...]:
@@ -304,20 +304,21 @@ def _library_folders() -> tuple[str, ...]:
 _LIBRARIES = _library_folders()
 
 
-def _is_user_file(path: str) -> bool:
+def is_user_file(path: str) -> bool:
+    """Whether code is neither a library's nor Python's nor heats' own."""
     return not path.startswith((*_LIBRARIES, "<"))
 
 
 def _runs_user_code(thread: threading.Thread) -> bool:
     frame: FrameType | None = sys._current_frames().get(thread.ident or 0)
     while frame is not None:
-        if _is_user_file(frame.f_code.co_filename):
+        if is_user_file(frame.f_code.co_filename):
             return True
         frame = frame.f_back
     return False
 
 
-def _has_children() -> bool:
+def has_children() -> bool:
     """Whether this process has any child, dead or alive, for the price of one system call."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

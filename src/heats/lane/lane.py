@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING
 from heats.asha import next_milestone
 from heats.errors import LaneLostError
 from heats.lane.group import RayWorkerGroup
+from heats.lane.health import Patience, hang
 from heats.lane.mailbox import Mailbox
 from heats.lane.messages import (
     RankBroken,
+    RankPulse,
     RankReady,
     RankReport,
     RankSample,
@@ -84,6 +86,7 @@ class _TurnState:
     leave_by_s: float = math.inf
     verdicts: dict[int, Verdict] = field(default_factory=dict)
     last_report_s: float = field(default_factory=time.monotonic)
+    pulses: dict[int, RankPulse] = field(default_factory=dict)
     ended: dict[int, TurnEnded] = field(default_factory=dict)
 
 
@@ -248,6 +251,10 @@ class Lane:
                 case RankSample():
                     if state is not None and state.turn.index == message.turn:
                         state.reports.append(message.report)
+                case RankPulse():
+                    if state is not None and state.turn.index == message.turn:
+                        state.pulses[rank] = message
+                        self._end_if_it_hangs(state)
                 case VerdictRequest():
                     if state is None or state.turn.index != message.turn:
                         return Verdict.STOP
@@ -265,6 +272,20 @@ class Lane:
                 where = f" in turn {turn.index} (trial {turn.spec.number})" if turn else ""
                 self._lost = f"rank {rank} went away{where}"
             self._changed.notify_all()
+
+    def _end_if_it_hangs(self, state: _TurnState) -> None:
+        if self._lost is not None or state.is_stopping:
+            return
+        own = self._settings
+        patience = Patience(own.lane.report_timeout_s, own.lane.hang_timeout_s)
+        outcome = hang(own.num_workers, state.pulses, state.ended, patience)
+        if outcome is None:
+            return
+        self._lost = outcome.error
+        if outcome.ending is Ending.RAISED:
+            for rank in range(own.num_workers):
+                raised = TurnEnded(state.turn.index, rank, Ending.RAISED, None, outcome.error)
+                state.ended[rank] = raised
 
     def _arrive(self, state: _TurnState, rank: int, message: RankReport) -> None:
         state.arrived.setdefault(message.index, {})[rank] = message.report

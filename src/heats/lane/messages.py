@@ -56,6 +56,17 @@ class RankSample:
 
 
 @dataclass(frozen=True, slots=True)
+class RankPulse:
+    """A rank's sign of life: since when it is idle, in seconds, and the line of code it is at."""
+
+    rank: int
+    turn: int
+    idle_s: float
+    in_report: bool
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
 class VerdictRequest:
     """A rank asks whether its turn goes on after its report number `index` (from 1)."""
 
@@ -74,4 +85,6 @@ class TurnEnded:
     error: str | None
 
 
-RankMessage = RankReady | RankBroken | RankReport | RankSample | VerdictRequest | TurnEnded
+RankMessage = (
+    RankReady | RankBroken | RankReport | RankSample | RankPulse | VerdictRequest | TurnEnded
+)

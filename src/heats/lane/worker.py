@@ -20,6 +20,7 @@ from heats.trial import Ending, Report
 
 if TYPE_CHECKING:
     from heats.lane.messages import Turn
+    from heats.lane.pulse import Pulse
     from heats.lane.task import TaskFunction
 
 logger = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ def serve_turns(settings: dict[str, WorkerSettings]) -> None:
 
     from heats.lane.context import quiet_ray_train, rank_and_world_size
     from heats.lane.output import output_to
+    from heats.lane.pulse import Pulse
     from heats.lane.reset import RankState
 
     own = settings["worker"]
@@ -58,10 +60,11 @@ def serve_turns(settings: dict[str, WorkerSettings]) -> None:
         raise
     context = ray.get_runtime_context()
     os.environ["MLFLOW_TRACKING_URI"] = own.tracking_uri
+    pulse = Pulse(rank, mailbox)
     state = RankState(max_memory_growth_mib=own.max_memory_growth_mib)
     mailbox.send(RankReady(rank, os.getpid(), context.get_node_id()))
     while (turn := mailbox.next_turn()) is not None:
-        mailbox.send(_serve(turn, rank, own, function, mailbox))
+        mailbox.send(_serve(turn, rank, own, function, mailbox, pulse))
         if reasons := "; ".join(state.restore()):  # It costs the lane, not the trial, which ended.
             with output_to(log_path(turn.spec.job_dir, rank)):
                 print(f"{_RETIRED}{reasons}")  # noqa: T201
@@ -70,7 +73,12 @@ def serve_turns(settings: dict[str, WorkerSettings]) -> None:
 
 
 def _serve(
-    turn: Turn, rank: int, own: WorkerSettings, function: TaskFunction, mailbox: RankMailbox
+    turn: Turn,
+    rank: int,
+    own: WorkerSettings,
+    function: TaskFunction,
+    mailbox: RankMailbox,
+    pulse: Pulse,
 ) -> TurnEnded:
     from heats.lane.context import turn_context
     from heats.lane.output import output_to
@@ -84,7 +92,7 @@ def _serve(
         os.environ["MLFLOW_RUN_ID"] = spec.run_id
     with output_to(log_path(spec.job_dir, rank)), _sampled(turn, rank, own, mailbox):
         try:
-            with turn_context(turn, mailbox):
+            with pulse.turn(turn.index), turn_context(turn, mailbox, pulse):
                 returned = run_task(function, spec.config, job_dir=spec.job_dir, is_chief=rank == 0)
         except TrialStoppedError:
             ending = Ending.STOPPED

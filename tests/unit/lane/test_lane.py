@@ -15,6 +15,7 @@ from heats.lane.lane import Lane, LaneSettings
 from heats.lane.mailbox import RankMailbox
 from heats.lane.messages import (
     RankBroken,
+    RankPulse,
     RankReady,
     RankReport,
     RankSample,
@@ -382,17 +383,11 @@ def test_report_that_a_dead_rank_never_made_is_made_again_by_the_next_attempt(la
     lane, ranks = lanes.in_turn(2)
     for rank in ranks:
         rank.makes_report(0.5, checkpoint="checkpoint-1")
+    assert [report.checkpoint for report in gather(lane)[0]] == ["checkpoint-1"]
     ranks[0].reports(0.25, checkpoint="checkpoint-2")
     ranks[1].dies()
-    reports: list[Report] = []
-
-    def gather_all() -> None:
-        while True:
-            reports.extend(lane.gather()[0])
-
     with pytest.raises(LaneLostError, match="rank 1 went away"):
-        gather_all()
-    assert [report.checkpoint for report in reports] == ["checkpoint-1"]
+        gather(lane)  # And not the second report.
 
 
 def test_failed_trial_keeps_the_metrics_of_a_half_made_report(lanes: Lanes) -> None:
@@ -604,3 +599,39 @@ def test_ranks_that_do_not_leave_are_killed(lanes: Lanes) -> None:
 def test_lane_that_is_closed_while_its_workers_start_frees_what_they_hold(lanes: Lanes) -> None:
     lanes.empty(2).close()
     assert lanes.group.num_released == 1
+
+
+# --- hangs --------------------------------------------------------------------------------------
+
+
+def test_trial_whose_ranks_report_unevenly_fails_and_costs_the_lane(lanes: Lanes) -> None:
+    lane, (first, second) = lanes.in_turn(2, report_timeout_s=10)
+    second.ends()
+    first.says(RankPulse(0, 1, 9.0, True, "train.py:1 in main"))
+    assert lane.gather() == ([], None)
+    first.says(RankPulse(0, 1, 11.0, True, "train.py:1 in main"))
+    _, outcome = gather(lane)
+    assert outcome is not None
+    assert outcome.ending is RAISED
+    assert "while rank 1 has returned" in (outcome.error or "")
+    assert not lane.is_usable
+
+
+def test_trial_that_hangs_is_lost_with_its_lane(lanes: Lanes) -> None:
+    lane, (rank,) = lanes.in_turn(1, hang_timeout_s=10)
+    rank.makes_report(0.7)
+    assert losses(gather(lane)[0]) == [0.7]
+    rank.says(RankPulse(0, 1, 11.0, False, "train.py:1 in main"))
+    with pytest.raises(LaneLostError, match="hangs in the train function"):
+        gather(lane)
+    assert not lane.is_usable
+
+
+def test_pulse_of_an_earlier_turn_says_nothing(lanes: Lanes) -> None:
+    lane, (rank,) = lanes.in_turn(1, hang_timeout_s=10)
+    rank.ends()
+    assert gather(lane)[1] == Outcome(RETURNED)
+    begin(lane, [rank], fake_spec(1))
+    rank.says(RankPulse(0, 1, 11.0, False, "train.py:1 in main"))
+    rank.ends()
+    assert gather(lane)[1] == Outcome(RETURNED)
