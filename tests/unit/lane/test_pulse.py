@@ -68,7 +68,7 @@ def test_rank_that_only_waits_is_idle_and_says_where(
 ) -> None:
     beats = felt(sleep)
     assert {(beat.rank, beat.turn, beat.in_report) for beat in beats} == {(3, 5, False)}
-    assert beats[-1].idle_s > 0.5
+    assert beats[-1].idle_s > 1.8
     assert "test_pulse.py:" in beats[-1].place
     assert "in sleep" in beats[-1].place
 
@@ -76,23 +76,23 @@ def test_rank_that_only_waits_is_idle_and_says_where(
 def test_rank_in_a_report_says_so(felt: Callable[..., list[RankPulse]]) -> None:
     beats = felt(sleep, in_report=True)
     assert all(beat.in_report for beat in beats)
-    assert beats[-1].idle_s > 0.5
+    assert beats[-1].idle_s > 1.8
 
 
 def busy() -> None:
-    until = time.monotonic() + 1.5
+    until = time.monotonic() + 3
     while time.monotonic() < until:
         sum(range(10_000))
 
 
 def in_steps() -> None:
-    for _ in range(5):
-        time.sleep(0.3)
-        time.sleep(0.05)
+    for _ in range(4):
+        time.sleep(0.4)
+        time.sleep(0.37)
 
 
 def child() -> None:
-    script = "import time\nuntil = time.monotonic() + 1.5\nwhile time.monotonic() < until: pass"
+    script = "import time\nuntil = time.monotonic() + 3\nwhile time.monotonic() < until: pass"
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
@@ -100,4 +100,4 @@ def child() -> None:
 def test_rank_that_does_something_is_not_idle(
     felt: Callable[..., list[RankPulse]], function: Callable[[], object]
 ) -> None:
-    assert max(beat.idle_s for beat in felt(function)) < 0.8
+    assert max(beat.idle_s for beat in felt(function)) < 1.8
