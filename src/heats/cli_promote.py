@@ -11,6 +11,8 @@ import json
 import logging
 import os
 import shlex
+import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -161,9 +163,9 @@ def _next_steps(promotion: Promotion) -> list[str]:
     uri = redact_url(promotion.tracking_uri)
     lines = [
         "Serve it:",
+        *_path_lines(),
         f"  export MLFLOW_TRACKING_URI={shlex.quote(uri)}",
-        f"  {program('mlflow')} models serve -m {shlex.quote(model_uri)} --env-manager local"
-        f" -p {_SERVE_PORT}",
+        f"  mlflow models serve -m {shlex.quote(model_uri)} --env-manager local -p {_SERVE_PORT}",
     ]
     if promotion.request is not None:
         lines += [
@@ -181,6 +183,13 @@ def _next_steps(promotion: Promotion) -> list[str]:
         alias = "" if promotion.alias == "champion" else f" --alias {promotion.alias}"
         lines += ["Undo it:", f"  {program()} rollback {shlex.quote(promotion.model)}{alias}"]
     return lines
+
+
+def _path_lines() -> list[str]:
+    """What lets a shell find `mlflow`, and `mlflow` its own server, where they are not on PATH."""
+    if shutil.which("mlflow") is not None:
+        return []
+    return [f"  export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH"]
 
 
 def _shown_uri(uri: str) -> dict[str, str]:

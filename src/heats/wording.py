@@ -28,11 +28,11 @@ def state_words(*, is_running: bool) -> dict[TrialState, str]:
     return STATE_WORDS if is_running else STATE_WORDS | {TrialState.RUNNING: "unfinished"}
 
 
-def program(name: str = "heats") -> str:
-    """How a command of this environment is typed: by its path where the shell does not find it."""
-    own = Path(sys.executable).with_name(name)
-    if shutil.which(name) is not None or not own.exists():
-        return name
+def program() -> str:
+    """How the `heats` command is typed here: by its path where the shell would not find it."""
+    own = Path(sys.executable).with_name("heats")
+    if shutil.which("heats") is not None or not own.exists():
+        return "heats"
     here = Path.cwd()
     return shlex.quote(str(own.relative_to(here) if own.is_relative_to(here) else own))
 
