@@ -9,10 +9,12 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from heats.cache import cached
+
 if TYPE_CHECKING:
     from ray.train import Checkpoint
 
-__all__ = ["get_checkpoint", "report"]
+__all__ = ["cached", "get_checkpoint", "report"]
 
 
 def report(metrics: dict[str, Any], checkpoint: Checkpoint | None = None, **options: Any) -> None:

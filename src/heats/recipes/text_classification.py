@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import hashlib
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,6 +19,7 @@ import torch
 import transformers
 from ray.train.huggingface.transformers import RayTrainReportCallback, prepare_trainer
 
+import heats
 from heats.recipes import offline_text
 from heats.recipes.offline_text import Rows
 
@@ -96,7 +98,7 @@ class Corpus(NamedTuple):
 
 
 def load_corpus(config: dict[str, Any]) -> Corpus:
-    """The rows that `config` asks for; kept in memory, so that later trials in a lane find them."""
+    """The rows that `config` asks for, kept for later trials; tokenized once for a node."""
     keys = ("model", "dataset", "data_dir", "max_train_rows", "max_eval_rows", "max_length")
     return _load_corpus(**{key: config[key] for key in keys})
 
@@ -120,7 +122,12 @@ def _load_corpus(
     )
 
     def tokenized(rows: Rows) -> Dataset:
-        return Dataset.from_dict({**tokenizer(rows.texts, truncation=True), "label": rows.labels})
+        def build() -> Dataset:
+            tokens = tokenizer(rows.texts, truncation=True)
+            return Dataset.from_dict({**tokens, "label": rows.labels})
+
+        content = hashlib.sha256(repr(rows).encode()).hexdigest()
+        return heats.cached((model, transformers.__version__, max_length, content), build)
 
     majority = collections.Counter(train_rows.labels).most_common(1)[0][0]
     return Corpus(tokenizer, tokenized(train_rows), tokenized(eval_rows), label_names, majority)

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Self
 
 from heats.config import unknown_name
 from heats.errors import ConfigError, LedgerError, SweepLockedError, SweepNotFoundError
+from heats.locks import FileLock, LockHeldError, is_locked, read_owner
 from heats.record import SweepRecord
 from heats.tracking.codec import decode_line, encode_event
-from heats.tracking.locks import FileLock, LockHeldError, is_locked, read_owner
 from heats.tracking.provenance import redact_text
 from heats.trial import SweepStarted
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from heats.errors import TrackingError
-from heats.tracking.locks import FileLock
+from heats.locks import FileLock
 from heats.tracking.provenance import redact_url
 from heats.trial import RunCreated
 

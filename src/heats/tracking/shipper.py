@@ -14,9 +14,9 @@ import random
 import threading
 from typing import TYPE_CHECKING, Any
 
+from heats.locks import FileLock, LockHeldError
 from heats.tracking.batches import batches
 from heats.tracking.ledger import LEDGER, read_events
-from heats.tracking.locks import FileLock, LockHeldError
 from heats.tracking.translate import RunWrites, Translator, Writes
 from heats.trial import RunCreated
 
