@@ -165,8 +165,10 @@ class Torch:
             torch.set_autocast_enabled(kind, is_on)
         cudnn = torch.backends.cudnn
         cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32 = self._cudnn
-        if "torch._dynamo" in sys.modules:
+        compiler = sys.modules.get("torch._dynamo.convert_frame")
+        if compiler is not None and getattr(compiler, "FRAME_COUNTER", True):
             # What it compiled is kept by code object: after a few trials it would compile no more.
+            # Not without need: every optimizer loads the compiler, and this takes 12 ms.
             torch.compiler.reset()
         yield from self._restore_groups()
 

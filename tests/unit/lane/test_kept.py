@@ -129,6 +129,21 @@ def test_defaults_of_torch_are_put_back() -> None:
     assert torch.backends.cudnn.allow_tf32 is not allow_tf32
 
 
+def test_compiler_is_reset_only_where_it_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._dynamo import convert_frame
+
+    state = Torch()
+    resets: list[int] = []
+    torch.compiler.reset()
+    monkeypatch.setattr(torch.compiler, "reset", lambda: resets.append(1))
+    assert restored(state) == []
+    assert resets == []
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+    assert convert_frame.FRAME_COUNTER > 0
+    assert restored(state) == []
+    assert resets == [1]
+
+
 @pytest.fixture
 def process_group(tmp_path: Path) -> Iterator[None]:
     store = f"file://{tmp_path / 'store'}"
