@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import pickle
-import secrets
 import tempfile
 from collections import deque
 from dataclasses import dataclass, field, replace
@@ -107,7 +106,6 @@ def check_isolation(plan: Plan) -> int:
 
 
 def _run(plan: Plan, folder: Path) -> dict[str, Curve]:
-    from heats.lane.lane import LaneSettings
     from heats.lane.worker import log_path, retirement
     from heats.tune.loop import run_trials
 
@@ -115,18 +113,15 @@ def _run(plan: Plan, folder: Path) -> dict[str, Curve]:
     with ray_cluster(plan.conf.cluster) as nodes:
         shape = worker_shape(plan.conf.scaling, nodes, is_single_run=False)
         for names in _LANES:
-            settings = LaneSettings(
-                sweep_id=f"heats-{secrets.token_hex(8)}",
+            settings = replace(
+                plan.lane_settings(
+                    shape,
+                    storage_path=str(folder / "lanes"),
+                    tracking_uri=(folder / "mlruns").as_uri(),
+                ),
                 task=replace(plan.task, wrapper="heats.lane.hostile.hostile_where_marked"),
-                objective=plan.objective,
                 asha=None,
                 lane=replace(plan.conf.lane, isolation=Isolation.lane, max_concurrent=1),
-                num_workers=shape.num_workers,
-                use_gpu=shape.use_gpu,
-                resources_per_worker=shape.resources_per_worker,
-                storage_path=str(folder / "lanes"),
-                tracking_uri=(folder / "mlruns").as_uri(),
-                seed=plan.conf.seed,
                 system_interval_s=None,
             )
             turns = _Turns({name: _spec(plan, name, folder) for name in names})

@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import os
 import re
+import secrets
 import sys
 import time
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from heats.cluster import Node, WorkerShape
+    from heats.lane.lane import LaneSettings
     from heats.lane.task import TaskRef
     from heats.space import SearchSpace
 
@@ -139,6 +141,31 @@ class Plan:
         """The workers of one trial on these nodes."""
         is_single_run = not self.space.dimensions
         return worker_shape(self.conf.scaling, nodes, is_single_run=is_single_run)
+
+    def lane_settings(
+        self, shape: WorkerShape, *, storage_path: str, tracking_uri: str
+    ) -> LaneSettings:
+        """What lanes with workers of this shape need to know, for one driver run."""
+        from heats.lane.lane import LaneSettings
+
+        conf = self.conf
+        tracking = conf.tracking
+        return LaneSettings(
+            sweep_id=f"heats-{secrets.token_hex(8)}",
+            task=self.task,
+            objective=self.objective,
+            asha=conf.asha if conf.scheduler is Scheduler.asha else None,
+            lane=conf.lane,
+            num_workers=shape.num_workers,
+            use_gpu=shape.use_gpu,
+            resources_per_worker=shape.resources_per_worker,
+            storage_path=storage_path,
+            tracking_uri=tracking_uri,
+            seed=conf.seed,
+            system_interval_s=(
+                tracking.system_metrics_interval_s if tracking.system_metrics else None
+            ),
+        )
 
 
 def resume_command(sweep_dir: Path, overrides: list[str]) -> tuple[list[str], str]:

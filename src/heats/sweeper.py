@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import shlex
 import sys
 import tempfile
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from heats.checkpoints import orphans, remove
 from heats.cluster import capacity, dashboard_url, local_node, ray_cluster
-from heats.config import Check, Isolation, Scheduler
+from heats.config import Check, Isolation
 from heats.errors import ConfigError, ExitCode, HeatsError, LedgerError
 from heats.interrupts import Interrupts
 from heats.plan import Plan, refuse_changes
@@ -193,7 +192,6 @@ def _run_inline(plan: Plan, race: Race) -> None:
 
 
 def _run_in_lanes(plan: Plan, race: Race, view: LiveView) -> None:
-    from heats.lane.lane import LaneSettings
     from heats.tune.loop import run_trials
 
     conf = plan.conf
@@ -211,21 +209,8 @@ def _run_in_lanes(plan: Plan, race: Race, view: LiveView) -> None:
             f"starting {num_lanes} lane{'s' * (num_lanes > 1)} of {shape.num_workers} "
             f"worker{'s' * (shape.num_workers > 1)}" + (f"; Ray dashboard at {url}" if url else "")
         )
-        settings = LaneSettings(
-            sweep_id=f"heats-{secrets.token_hex(8)}",
-            task=plan.task,
-            objective=plan.objective,
-            asha=conf.asha if conf.scheduler is Scheduler.asha else None,
-            lane=conf.lane,
-            num_workers=shape.num_workers,
-            use_gpu=shape.use_gpu,
-            resources_per_worker=shape.resources_per_worker,
-            storage_path=folder,
-            tracking_uri=race.sweep.start.tracking_uri,
-            seed=conf.seed,
-            system_interval_s=(
-                conf.tracking.system_metrics_interval_s if conf.tracking.system_metrics else None
-            ),
+        settings = plan.lane_settings(
+            shape, storage_path=folder, tracking_uri=race.sweep.start.tracking_uri
         )
         run_trials(race, settings, num_lanes)
 
