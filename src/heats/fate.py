@@ -43,7 +43,7 @@ def fate(
     """
     best = trial.best_report(objective)
     value = best.metrics[objective.name] if best else None
-    if outcome.ending in (Ending.RAISED, Ending.LOST):
+    if outcome.ending is Ending.FAILED:
         return Fate(TrialState.FAIL, value, outcome.error)
     diverged = divergence(trial, objective)
     if diverged is not None:

@@ -22,6 +22,7 @@ from heats.asha import Asha
 from heats.config import Scheduler
 from heats.errors import ConfigError
 from heats.fate import Fate, fate, is_sealed
+from heats.lane.health import TREATMENTS, Budget
 from heats.trial import (
     AttemptLost,
     CheckpointDropped,
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from heats.record import SweepRecord, TrialRecord
     from heats.study import Study
     from heats.tracking.ledger import Ledger
-    from heats.trial import Event, RunCreated
+    from heats.trial import Event, Fault, RunCreated
 
 logger = logging.getLogger(__name__)
 
@@ -93,8 +94,7 @@ class Race:
         self._started_s = time.monotonic()
         self._running: set[int] = set()
         self._num_samples: Counter[int] = Counter()
-        self._num_losses: Counter[int] = Counter()
-        self._num_failures: Counter[int] = Counter()
+        self._num_faults: Counter[tuple[int, Budget]] = Counter()
         self._logs: dict[int, Path] = {}
         self._next_index: dict[int, int] = {}
         self._known: dict[int, tuple[int, int]] = {}
@@ -158,11 +158,12 @@ class Race:
     def end(self, number: int, outcome: Outcome) -> None:
         """Write the end of an attempt down: the trial's final state, or that it comes again."""
         self._running.discard(number)
-        if outcome.ending in (Ending.LOST, Ending.STOPPED) and is_sealed(
-            self.sweep.trials[number], self._objective
-        ):
+        fault = outcome.fault
+        is_own = fault is not None and TREATMENTS[fault].budget is Budget.failures
+        is_sealed_now = is_sealed(self.sweep.trials[number], self._objective)
+        if is_sealed_now and outcome.ending is not Ending.RETURNED and not is_own:
             outcome = Outcome(Ending.STOPPED)  # The verdict stands, whatever became of the lane.
-        elif outcome.ending in (Ending.LOST, Ending.RAISED) and self._starts_again(number, outcome):
+        elif fault is not None and self._starts_again(number, fault, outcome.error or fault.value):
             return
         elif outcome.ending is Ending.STOPPED and self._leaves:
             return  # It stays unfinished and continues from its newest checkpoint on resume.
@@ -385,29 +386,35 @@ class Race:
         if trial.state is TrialState.COMPLETE and trial.last is not None:
             self._lengths.add(trial.last.resource)
 
-    def _starts_again(self, number: int, outcome: Outcome) -> bool:
+    def _starts_again(self, number: int, fault: Fault, reason: str) -> bool:
         trial = self.sweep.trials[number]
-        has_lost_lane = outcome.ending is Ending.LOST
-        if self._leaves and has_lost_lane:
+        budget = TREATMENTS[fault].budget
+        if self._leaves and budget is not Budget.failures:
             return True
-        counts = self._num_losses if has_lost_lane else self._num_failures
-        lane = self._conf.lane
-        counts[number] += 1
-        if counts[number] > (lane.max_retries if has_lost_lane else lane.max_failures):
+        self._num_faults[number, budget] += 1
+        count = self._num_faults[number, budget]
+        if self._is_over() or not budget.allows(count, self._conf.lane):
             return False
-        if self._is_over():
-            return False
-        reason = outcome.error or "its lane was lost"
         self.write(
             AttemptLost(
-                time_s=time.time(), trial=number, attempt=trial.attempts - 1, reason=reason
+                time_s=time.time(),
+                trial=number,
+                attempt=trial.attempts - 1,
+                reason=reason,
+                fault=fault,
             ),
             durable=True,
         )
         last = trial.last_checkpoint
         where = f"from {self._objective.resource} {last.resource}" if last else "from its beginning"
-        what = "lost its lane" if has_lost_lane else "failed"
-        logger.warning("Trial %d %s and starts again %s: %s", number, what, where, reason)
+        logger.warning(
+            "Trial %d starts again %s (%s, charged to %s): %s",
+            number,
+            where,
+            fault.value.replace("_", " "),
+            budget.value,
+            reason,
+        )
         self._waiting.append(number)
         return True
 

@@ -199,12 +199,13 @@ class CheckpointDropped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptLost:
-    """A lane went away under a trial; the trial will start again."""
+    """An attempt failed, and the trial will start again; `fault` None: an older ledger."""
 
     time_s: float
     trial: int
     attempt: int
     reason: str
+    fault: Fault | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,17 +272,51 @@ class Ending(Enum):
 
     RETURNED = "RETURNED"
     STOPPED = "STOPPED"
-    RAISED = "RAISED"
-    LOST = "LOST"
+    FAILED = "FAILED"
+
+
+class Fault(Enum):
+    """What made an attempt fail; lane/health.py says what follows.
+
+    `error`: user code raised. `out_of_memory`: it raised, or CUDA did, for want of memory;
+    `oom_killed`: Ray or the kernel ended a worker for it. `device_error`: CUDA or NCCL failed.
+    `uneven_reports`: ranks did not report equally often. `broken_program`: the user's program does
+    not load in a worker. `start_timeout`: the workers were not there in time. `rank_died`,
+    `lane_died`: a process went away. `hang`: nothing moved. `interrupted`: a KeyboardInterrupt in a
+    worker. `preempted`: the node is going away. `retired`: the lane ended before the turn began.
+    """
+
+    error = "error"
+    out_of_memory = "out_of_memory"
+    oom_killed = "oom_killed"
+    device_error = "device_error"
+    uneven_reports = "uneven_reports"
+    broken_program = "broken_program"
+    start_timeout = "start_timeout"
+    rank_died = "rank_died"
+    lane_died = "lane_died"
+    hang = "hang"
+    interrupted = "interrupted"
+    preempted = "preempted"
+    retired = "retired"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of an attempt: `returned` is what rank 0's task function gave, if a number."""
+    """The end of an attempt: `returned` is what rank 0's task function gave, if a number.
+
+    A failed one has a `fault` and an `error` for people.
+    """
 
     ending: Ending
     returned: float | None = None
     error: str | None = None
+    fault: Fault | None = None
+
+    @classmethod
+    def failed(cls, fault: Fault, error: str) -> Outcome:
+        """The end of an attempt that failed."""
+        return cls(Ending.FAILED, error=error, fault=fault)
 
 
 class Coordinator(Protocol):

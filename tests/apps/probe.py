@@ -35,6 +35,8 @@ class Case(Enum):
     hangs = "hangs"
     exits = "exits"
     uneven = "uneven"
+    preempted = "preempted"
+    raises = "raises"
 
 
 @dataclass
@@ -95,6 +97,12 @@ def _train(cfg: Probe) -> None:
             time.sleep(3)  # What it reported in its last second, the driver would not know.
             os.kill(_pid_of_lane(), signal.SIGKILL)
             time.sleep(600)
+        if cfg.case is Case.preempted and cfg.x == 1 and epoch == 4 and start == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(1)  # The rest of a step, in which the lane learns of it.
+        if cfg.case is Case.raises and cfg.x == 1 and epoch == 4:
+            msg = f"no data on {os.getpid()}"
+            raise ValueError(msg)
         if cfg.case is Case.uneven and rank == 1 and epoch == 3:
             return
         with done.open("a") as file:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import runpy
 import shutil
 import sys
@@ -145,6 +146,40 @@ def test_trial_goes_on_from_its_checkpoint_when_its_rank_is_killed(
     assert [report.resource for report in died.reports] == [1, 2, 3, 4, 5, 6]
     assert [report.metrics["start"] for report in died.reports] == [0, 0, 0, 3, 3, 3]
     assert counted(tmp_path, 1, rank=0) == [1, 2, 3, 4, 5, 6]
+
+
+def test_preempted_trial_keeps_its_report_and_is_not_charged(
+    run_probe: Callable[..., SweepRecord], tmp_path: Path
+) -> None:
+    record = run_probe(
+        "preempted",
+        "x=0,1,2",
+        "hydra.sweeper.scheduler=none",
+        "hydra.sweeper.lane.max_concurrent=1",
+        "hydra.sweeper.lane.max_retries=0",
+    )
+    assert record.counts()[TrialState.COMPLETE] == 3
+    assert [report.metrics["start"] for report in record.trials[1].reports] == [0, 0, 0, 0, 4, 4]
+    assert counted(tmp_path, 1, rank=0) == [1, 2, 3, 4, 5, 6]
+
+
+def test_lane_of_one_worker_outlives_a_trial_that_raises(
+    run_probe: Callable[..., SweepRecord],
+) -> None:
+    record = run_probe(
+        "raises",
+        "x=0,1,2",
+        "hydra.sweeper.scheduler=none",
+        "hydra.sweeper.lane.max_concurrent=1",
+        "hydra.sweeper.lane.max_failures=1",
+    )
+    states = [record.trials[number].state for number in range(3)]
+    assert states == [TrialState.COMPLETE, TrialState.FAIL, TrialState.COMPLETE]
+    failed = record.trials[1]
+    assert failed.attempts == 2
+    assert [report.resource for report in failed.reports] == [1, 2, 3], "it went on from epoch 3"
+    log = Path(failed.log or "").read_text()
+    assert len(set(re.findall(r"no data on (\d+)", log))) == 1, "the same process served again"
 
 
 def test_trial_goes_on_in_another_lane_when_the_process_of_its_own_is_killed(

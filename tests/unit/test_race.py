@@ -36,6 +36,7 @@ from heats.trial import (
     CheckpointDropped,
     Ending,
     Event,
+    Fault,
     Objective,
     Outcome,
     Report,
@@ -55,8 +56,8 @@ if TYPE_CHECKING:
 RUNNING, COMPLETE, PRUNED, FAIL = TrialState
 CONTINUE, STOP, LEAVE = Verdict
 STOPPED = Outcome(Ending.STOPPED)
-LOST = Outcome(Ending.LOST, error="rank 0 went away")
-RAISED = Outcome(Ending.RAISED, error="Traceback ...\nValueError: no data")
+LOST = Outcome.failed(Fault.rank_died, "rank 0 went away")
+RAISED = Outcome.failed(Fault.error, "Traceback ...\nValueError: no data")
 
 
 def returned(value: float | None = None) -> Outcome:

@@ -10,6 +10,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from heats.errors import TrialStoppedError
+from heats.lane.health import fault_of
 from heats.lane.task import run_task
 from heats.trial import Ending, Outcome, Verdict
 
@@ -79,6 +80,6 @@ def _run(coordinator: Coordinator, spec: TrialSpec, function: TaskFunction, seed
         if broken:
             raise broken[0] from None
         return Outcome(Ending.STOPPED)
-    except (Exception, SystemExit):  # noqa: BLE001 - user code may raise anything; the sweep goes on
-        return Outcome(Ending.RAISED, error=traceback.format_exc())
+    except (Exception, SystemExit) as exc:  # noqa: BLE001 - user code may raise anything; the sweep goes on
+        return Outcome.failed(fault_of(exc), traceback.format_exc())
     return Outcome(Ending.RETURNED, returned=returned)

@@ -8,19 +8,17 @@ turn is over on all ranks.
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from heats.asha import next_milestone
-from heats.errors import LaneLostError
 from heats.lane.group import RayWorkerGroup
-from heats.lane.health import Patience, hang
+from heats.lane.health import fault_of_group, num_oom_kills
 from heats.lane.mailbox import Mailbox
 from heats.lane.messages import (
     RankBroken,
+    RankPreempted,
     RankPulse,
     RankReady,
     RankReport,
@@ -29,20 +27,24 @@ from heats.lane.messages import (
     TurnEnded,
     VerdictRequest,
 )
+from heats.lane.turn import RunningTurn
 from heats.lane.worker import WorkerSettings
-from heats.trial import Ending, Outcome, Report, Verdict, resource_spent
+from heats.trial import Ending, Fault, Outcome, Verdict
 
 if TYPE_CHECKING:
     from heats.config import AshaConf, LaneConf
     from heats.lane.group import WorkerGroup
     from heats.lane.messages import RankMessage
     from heats.lane.task import TaskRef
-    from heats.trial import Objective, TrialSpec
+    from heats.trial import Objective, Report, TrialSpec
 
 logger = logging.getLogger(__name__)
 
 _MAX_WAIT_SHARE = 0.02
 """Largest share of the time between two reports that a rank may wait for a verdict at a rung."""
+
+_CAUSE_S = 1.0
+"""How long Ray has to say what a rank died of, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,28 +70,6 @@ class LaneSettings:
     system_interval_s: float | None
 
 
-@dataclass(slots=True)
-class _TurnState:
-    """What the lane knows of the turn that runs; guarded by the lane's condition."""
-
-    turn: Turn
-    is_posted: bool = False
-    arrived: dict[int, dict[int, Report]] = field(default_factory=dict)
-    """Reports that not every rank has made yet: index, rank, report."""
-    reports: list[Report] = field(default_factory=list)
-    taken: int = 0
-    num_reports: int = 0
-    decided: int = 0
-    decision_at: int | None = None
-    next_rung: int | None = None
-    is_stopping: bool = False
-    leave_by_s: float = math.inf
-    verdicts: dict[int, Verdict] = field(default_factory=dict)
-    last_report_s: float = field(default_factory=time.monotonic)
-    pulses: dict[int, RankPulse] = field(default_factory=dict)
-    ended: dict[int, TurnEnded] = field(default_factory=dict)
-
-
 class Lane:
     """The driver's side of one worker group.
 
@@ -102,12 +82,14 @@ class Lane:
         self._settings = settings
         self._group = group or RayWorkerGroup(settings.sweep_id)
         self._changed = threading.Condition()
-        self._ready: dict[int, RankReady] = {}
-        self._state: _TurnState | None = None
+        self._ready: set[int] = set()
+        self._places: dict[int, str] = {}
+        self._turn: RunningTurn | None = None
         self._num_turns = 0
-        self._lost: str | None = None
+        self._loss: Outcome | None = None
         self._is_closing = False
         self._started_s = time.monotonic()
+        self._num_oom_kills = num_oom_kills()
         self._mailbox = Mailbox(self._group.host(), self._on_message, self._on_gone)
         self._thread = threading.Thread(target=self._run, daemon=True, name="heats-lane")
         self._thread.start()
@@ -115,59 +97,51 @@ class Lane:
     @property
     def is_usable(self) -> bool:
         """Whether the lane can take a turn now."""
-        return self._lost is None and not self._is_closing and self._state is None
+        return self._loss is None and not self._is_closing and self._turn is None
 
     @property
-    def lost(self) -> str | None:
-        """Why the lane can take no turn any more; None where it can."""
-        return self._lost
+    def loss(self) -> Outcome | None:
+        """Why the lane can take no turn any more, as the end of one; None where it can.
+
+        It may say more once the lane is closed: only then is known what Ray says of it.
+        """
+        return self._loss
 
     def begin(self, spec: TrialSpec) -> None:
         """Give the lane a trial; its ranks get it as soon as all of them are there."""
+        own = self._settings
         with self._changed:
             self._num_turns += 1
-            self._state = _TurnState(Turn(self._num_turns, spec), next_rung=self._next_rung(0))
+            turn = Turn(self._num_turns, spec)
+            self._turn = RunningTurn(turn, own.num_workers, own.objective, own.asha)
 
     def gather(self) -> tuple[list[Report], Outcome | None]:
         """Reports since the last call, once there is something to decide or enough time passed.
 
         Calling it says that the turn goes on after everything gathered before. The outcome is None
         while the turn runs; when it is not, every report has been gathered and the turn is over.
-
-        Raises:
-            LaneLostError: A rank or the worker group went away, and no report is left to gather.
+        Where the lane was lost, the outcome is its `loss`.
         """
         until = time.monotonic() + self._settings.lane.flush_interval_s
         with self._changed:
-            if self._state is not None and self._state.is_stopping and not self._state.is_posted:
-                self._state = None
+            turn = self._turn
+            if turn is None:
+                msg = "The lane has no turn; call begin() first."
+                raise RuntimeError(msg)
+            if turn.is_stopping and not turn.is_posted:
+                self._turn = None
                 return [], Outcome(Ending.STOPPED)
-            state = self._posted_turn(until)
-            if state is None:
-                return [], None
-            state.decided = state.taken
-            if state.decision_at is not None and state.decision_at <= state.decided:
-                state.decision_at = None
-            self._changed.notify_all()
-            while not (self._lost or state.decision_at is not None or self._all_ended()):
-                if self._has_raised(state):
-                    self._request_stop(state)  # Others may wait for it: they leave as well.
-                if time.monotonic() >= state.leave_by_s:
-                    self._give_up(state)
-                    break
-                wait_s = min(until, state.leave_by_s) - time.monotonic()
-                if not self._changed.wait(wait_s) and time.monotonic() >= until:
-                    break
-            if self._all_ended() and self._has_raised(state):
-                self._take_incomplete(state)
-            reports, state.reports = state.reports, []
-            state.taken = state.num_reports
-            if self._all_ended():
-                self._state = None
-                return reports, _outcome(list(state.ended.values()))
-            if not reports:
-                self._raise_if_lost()
-        return reports, None
+            if turn.is_posted or self._post(turn, until):
+                turn.go_on()
+                self._changed.notify_all()
+                self._wait(turn, until)
+            reports = turn.take_reports()
+            outcome = turn.outcome() if turn.is_over else None
+            if outcome is None and not reports:
+                outcome = self._loss
+            if outcome is not None:
+                self._turn = None
+        return reports, outcome
 
     def request_stop(self) -> None:
         """End the running turn at its ranks' next report; `gather` goes on until its outcome.
@@ -175,24 +149,27 @@ class Lane:
         Ranks that do not come to one within `lane.stop_grace_s` count as stopped and cost the lane.
         """
         with self._changed:
-            if self._state is not None:
-                self._request_stop(self._state)
+            if self._turn is not None:
+                self._turn.stop(self._settings.lane.stop_grace_s)
+                self._changed.notify_all()
 
     def stop(self) -> bool:
         """End the running turn at its ranks' next report; False where they did not in time."""
         with self._changed:
+            turn, self._turn = self._turn, None
             if self._is_closing:
                 return True
-            if self._state is None or self._lost is not None or not self._state.is_posted:
-                self._state = None
-                return self._lost is None
-            self._request_stop(self._state)
+            if turn is None or self._loss is not None or not turn.is_posted:
+                return self._loss is None
+            self._turn = turn
+            turn.stop(self._settings.lane.stop_grace_s)
+            self._changed.notify_all()
             is_over = self._changed.wait_for(
-                lambda: self._lost is not None or self._all_ended(),
+                lambda: self._loss is not None or turn.is_over,
                 timeout=self._settings.lane.stop_grace_s,
             )
-            self._state = None
-            return is_over and self._lost is None
+            self._turn = None
+            return is_over and self._loss is None
 
     def close(self, *, is_broken: bool = False) -> None:
         """End the worker group: by word, or where ranks do not listen any more, by force."""
@@ -200,7 +177,7 @@ class Lane:
             return
         self._is_closing = True
         grace_s = self._settings.lane.stop_grace_s
-        is_whole = len(self._ready) == self._settings.num_workers and self._lost is None
+        is_whole = len(self._ready) == self._settings.num_workers and self._loss is None
         if is_whole and not is_broken:
             for rank in self._ready:
                 try:
@@ -208,6 +185,8 @@ class Lane:
                 except OSError:
                     logger.debug("rank %d was gone before it was dismissed", rank)
             self._thread.join(grace_s)
+        elif self._loss is not None and self._loss.fault is Fault.rank_died:
+            self._thread.join(_CAUSE_S)
         if self._thread.is_alive():
             self._group.release()
             self._thread.join(grace_s)
@@ -230,204 +209,143 @@ class Lane:
             self._group.run(worker, own)
         except BaseException as exc:  # noqa: BLE001 - whatever ended the run is the lane's end
             reason = f"its worker group ended with {type(exc).__name__}: {exc}"
+        kills = num_oom_kills() - self._num_oom_kills
+        fault = fault_of_group(reason, kills)
         with self._changed:
-            if not self._is_closing and self._lost is None:
-                self._lost = reason
+            if self._loss is not None and self._loss.fault is Fault.rank_died and fault is not None:
+                self._loss = None  # Now it is known what the rank died of.
+            elif not self._is_closing and self._loss is None:
+                fault = fault or Fault.rank_died
+            if fault is not None:
+                self._lose(fault, reason)
             self._changed.notify_all()
 
     # --- messages; these run in the mailbox's reader threads ------------------------------------
 
     def _on_message(self, rank: int, message: RankMessage) -> Verdict | None:
         with self._changed:
-            state = self._state
+            turn = self._turn
             match message:
                 case RankReady():
-                    self._ready[rank] = message
+                    self._ready.add(rank)
                 case RankBroken():
-                    self._lost = f"rank {rank} cannot serve: {message.error}"
-                case RankReport():
-                    if state is not None and state.turn.index == message.turn:
-                        self._arrive(state, rank, message)
-                case RankSample():
-                    if state is not None and state.turn.index == message.turn:
-                        state.reports.append(message.report)
-                case RankPulse():
-                    if state is not None and state.turn.index == message.turn:
-                        state.pulses[rank] = message
-                        self._end_if_it_hangs(state)
+                    self._lose(message.fault, f"rank {rank} cannot serve: {message.error}")
+                case RankPreempted():
+                    self._preempt(f"rank {rank} was told that its node is going away (SIGTERM)")
+                case RankPulse() if message.turn == 0:
+                    self._places[rank] = message.place
                 case VerdictRequest():
-                    if state is None or state.turn.index != message.turn:
+                    if turn is None or turn.turn.index != message.turn:
                         return Verdict.STOP
-                    return self._verdict(state, rank, message.index)
-                case TurnEnded():
-                    if state is not None and state.turn.index == message.turn:
-                        state.ended[rank] = message
+                    return self._verdict(turn, rank, message.index)
+                case RankReport() | RankSample() | RankPulse() | TurnEnded():
+                    if turn is not None and turn.turn.index == message.turn:
+                        turn.hear(rank, message)
+                        self._end_if_it_hangs(turn)
             self._changed.notify_all()
             return None
 
     def _on_gone(self, rank: int) -> None:
         with self._changed:
-            if self._lost is None and not self._is_closing:
-                turn = self._state.turn if self._state else None
-                where = f" in turn {turn.index} (trial {turn.spec.number})" if turn else ""
-                self._lost = f"rank {rank} went away{where}"
+            if not self._is_closing:
+                turn = self._turn
+                where = f" in turn {turn.turn.index} (trial {turn.spec.number})" if turn else ""
+                self._lose(Fault.rank_died, f"rank {rank} went away{where}")
             self._changed.notify_all()
 
-    def _end_if_it_hangs(self, state: _TurnState) -> None:
-        if self._lost is not None or state.is_stopping:
+    def _preempt(self, reason: str) -> None:
+        """Save what can be saved: the running trial ends at its next report."""
+        if self._turn is not None and self._turn.is_posted:
+            self._turn.preempt(reason)
+        else:
+            self._lose(Fault.preempted, reason)
+
+    def _lose(self, fault: Fault, reason: str) -> None:
+        """No turn is possible any more; the first reason stands."""
+        if self._loss is not None:
             return
-        own = self._settings
-        patience = Patience(own.lane.report_timeout_s, own.lane.hang_timeout_s)
-        outcome = hang(own.num_workers, state.pulses, state.ended, patience)
+        if self._turn is not None and self._turn.preemption is not None:
+            fault, reason = Fault.preempted, f"{self._turn.preemption}, and {reason}"
+        self._loss = Outcome.failed(fault, f"The lane was lost: {reason}")
+
+    def _end_if_it_hangs(self, turn: RunningTurn) -> None:
+        if self._loss is not None or turn.is_stopping:
+            return
+        outcome = turn.hang(self._settings.lane)
         if outcome is None:
             return
-        self._lost = outcome.error
-        if outcome.ending is Ending.RAISED:
-            for rank in range(own.num_workers):
-                raised = TurnEnded(state.turn.index, rank, Ending.RAISED, None, outcome.error)
-                state.ended[rank] = raised
+        self._loss = outcome
+        if outcome.fault is Fault.uneven_reports and outcome.error is not None:
+            turn.fail(outcome.fault, outcome.error)
 
-    def _arrive(self, state: _TurnState, rank: int, message: RankReport) -> None:
-        state.arrived.setdefault(message.index, {})[rank] = message.report
-        while len(of_ranks := state.arrived.get(state.num_reports + 1, {})) == (
-            self._settings.num_workers
-        ):
-            del state.arrived[state.num_reports + 1]
-            uris = (of_ranks[rank].checkpoint for rank in sorted(of_ranks))
-            checkpoint = next((uri for uri in uris if uri is not None), None)
-            self._take(state, replace(of_ranks[0], checkpoint=checkpoint))
-
-    def _take_incomplete(self, state: _TurnState) -> None:
-        """Take rank 0's metrics of reports that other ranks never made; not their checkpoints.
-
-        Only of a trial that failed: one that goes on later makes them again, and whole.
-        """
-        for _, of_ranks in sorted(state.arrived.items()):
-            if 0 in of_ranks:
-                self._take(state, replace(of_ranks[0], checkpoint=None))
-        state.arrived.clear()
-
-    def _take(self, state: _TurnState, report: Report) -> None:
-        state.reports.append(report)
-        state.num_reports += 1
-        if self._settings.asha is None:
-            return
-        objective = self._settings.objective
-        index = state.turn.spec.first_report_index + state.num_reports
-        spent = resource_spent(report.metrics, index, objective.resource)
-        value = report.metrics.get(objective.name)
-        is_lost = value is not None and not math.isfinite(value)
-        if is_lost or (state.next_rung is not None and spent >= state.next_rung):
-            state.decision_at = state.num_reports
-            state.next_rung = self._next_rung(spent)
-
-    def _verdict(self, state: _TurnState, rank: int, index: int) -> Verdict:
+    def _verdict(self, turn: RunningTurn, rank: int, index: int) -> Verdict:
         """The verdict for a report: waits at a rung, but never long, and is the same for all.
 
         Rank 0's question settles it. The other ranks wait for that: Ray's report has a barrier, so
         rank 0 is in the same report and will ask.
         """
+
+        def is_over() -> bool:
+            return turn.is_stopping or self._loss is not None
+
         if rank > 0:
             self._changed.wait_for(
-                lambda: (
-                    index in state.verdicts
-                    or state.is_stopping
-                    or self._lost is not None
-                    or 0 in state.ended
-                )
+                lambda: index in turn.verdicts or is_over() or turn.has_left(0),
             )
         else:
-            now = time.monotonic()
             longest = self._settings.lane.verdict_wait_s
-            wait_s = max(longest, _MAX_WAIT_SHARE * (now - state.last_report_s))
-            state.last_report_s = now
+            wait_s = max(longest, _MAX_WAIT_SHARE * turn.since_last_report_s())
             self._changed.wait_for(
                 lambda: (
-                    state.is_stopping
-                    or self._lost is not None
+                    is_over()
                     or (
-                        0 not in state.arrived.get(index, {})
-                        and (state.decision_at != index or state.decided >= index)
+                        turn.has_report(index)
+                        and (turn.decision_at != index or turn.decided >= index)
                     )
                 ),
                 timeout=wait_s,
             )
-        is_over = state.is_stopping or self._lost is not None
-        verdict = state.verdicts.setdefault(index, Verdict.STOP if is_over else Verdict.CONTINUE)
+        ended = Verdict.STOP if is_over() else Verdict.CONTINUE
+        verdict = turn.verdicts.setdefault(index, ended)
         self._changed.notify_all()
         return verdict
 
     # --- helpers --------------------------------------------------------------------------------
 
-    def _next_rung(self, spent: int) -> int | None:
-        asha = self._settings.asha
-        return None if asha is None else next_milestone(spent, asha)
-
-    def _all_ended(self) -> bool:
-        return self._state is not None and len(self._state.ended) == self._settings.num_workers
-
-    def _has_raised(self, state: _TurnState) -> bool:
-        return any(ended.ending is Ending.RAISED for ended in state.ended.values())
-
-    def _request_stop(self, state: _TurnState) -> None:
-        if not state.is_stopping:
-            state.is_stopping = True
-            state.leave_by_s = time.monotonic() + self._settings.lane.stop_grace_s
-            self._changed.notify_all()
-
-    def _give_up(self, state: _TurnState) -> None:
-        """Ranks that were to leave their turn did not: they are stopped, and the lane is lost."""
-        self._lost = "some ranks did not leave a turn that had ended"
-        for rank in range(self._settings.num_workers):
-            left = TurnEnded(state.turn.index, rank, Ending.STOPPED, None, None)
-            state.ended.setdefault(rank, left)
-
-    def _posted_turn(self, until: float) -> _TurnState | None:
-        """The running turn, once its ranks have it; None where they are not there by `until`."""
-        state, own = self._state, self._settings
-        if state is None:
-            msg = "The lane has no turn; call begin() first."
-            raise LaneLostError(msg)
-        if state.is_posted:
-            return state
-        while len(self._ready) < own.num_workers and self._lost is None:
+    def _post(self, turn: RunningTurn, until: float) -> bool:
+        """Give the ranks their turn; False where they are not there by `until`, or never will."""
+        own = self._settings
+        while len(self._ready) < own.num_workers and self._loss is None:
             if time.monotonic() > self._started_s + own.lane.start_timeout_s:
-                self._lost = (
+                self._lose(
+                    Fault.start_timeout,
                     f"its workers did not start within {own.lane.start_timeout_s:g} s. If the"
                     " cluster is slow or busy, raise lane.start_timeout_s."
+                    + "".join(f"\nrank {rank} is at {at}" for rank, at in self._places.items()),
                 )
             elif not self._changed.wait(until - time.monotonic()):
-                return None
-        self._raise_if_lost()
+                return False
+        if self._loss is not None:
+            return False
         for rank in range(own.num_workers):
             try:
-                self._mailbox.post(rank, state.turn)
+                self._mailbox.post(rank, turn.turn)
             except OSError as exc:
-                msg = f"The lane lost rank {rank} before turn {state.turn.index}: {exc}"
-                raise LaneLostError(msg) from exc
-        state.is_posted = True
-        state.last_report_s = time.monotonic()
-        return state
+                self._lose(Fault.retired, f"rank {rank} was gone before its turn: {exc}")
+                return False
+        turn.post()
+        return True
 
-    def _raise_if_lost(self) -> None:
-        if self._lost is not None:
-            msg = f"The lane was lost: {self._lost}"
-            raise LaneLostError(msg)
-
-
-def _outcome(ended: list[TurnEnded]) -> Outcome:
-    """The end of a turn from the ends of its ranks; equal errors become one with a rank list."""
-    ranks_of: dict[str, list[int]] = {}
-    for each in sorted(ended, key=lambda end: end.rank):
-        if each.ending is Ending.RAISED and each.error is not None:
-            ranks_of.setdefault(each.error, []).append(each.rank)
-    if ranks_of:
-        errors = [
-            f"rank {', '.join(map(str, ranks))}:\n{error}" if len(ended) > 1 else error
-            for error, ranks in ranks_of.items()
-        ]
-        return Outcome(Ending.RAISED, error="\n".join(errors))
-    if any(each.ending is Ending.STOPPED for each in ended):
-        return Outcome(Ending.STOPPED)
-    returned = next((each.returned for each in ended if each.rank == 0), None)
-    return Outcome(Ending.RETURNED, returned=returned)
+    def _wait(self, turn: RunningTurn, until: float) -> None:
+        """Wait until there is something to decide, the turn is over, or it is time."""
+        while not (self._loss or turn.decision_at is not None or turn.is_over):
+            if turn.has_failed:
+                turn.stop(self._settings.lane.stop_grace_s)  # Others may wait for it.
+                self._changed.notify_all()
+            if time.monotonic() >= turn.leave_by_s:
+                self._lose(Fault.retired, "some ranks did not leave a turn that had ended")
+                turn.give_up()
+                return
+            wait_s = min(until, turn.leave_by_s) - time.monotonic()
+            if not self._changed.wait(wait_s) and time.monotonic() >= until:
+                return

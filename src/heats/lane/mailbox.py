@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge
 from typing import TYPE_CHECKING, cast
 
-from heats.lane.messages import RankBroken, RankReady
+from heats.lane.messages import RankStarting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,7 +106,7 @@ class Mailbox:
         try:
             while True:
                 message: RankMessage = connection.recv()
-                if isinstance(message, RankReady | RankBroken):
+                if isinstance(message, RankStarting):
                     rank = message.rank
                     self._ranks[rank] = connection
                 reply = self._on_message(rank, message)

@@ -6,16 +6,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from heats.trial import Ending, Report, TrialSpec
+    from heats.trial import Ending, Fault, Report, TrialSpec
+
+
+@dataclass(frozen=True, slots=True)
+class RankStarting:
+    """First word of a rank: it is there, and loads the task function."""
+
+    rank: int
 
 
 @dataclass(frozen=True, slots=True)
 class RankReady:
-    """First word of a rank: it loaded the task function and waits for turns."""
+    """A rank loaded the task function and waits for turns."""
 
     rank: int
-    pid: int
-    node_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +29,14 @@ class RankBroken:
 
     rank: int
     error: str
+    fault: Fault
+
+
+@dataclass(frozen=True, slots=True)
+class RankPreempted:
+    """A rank was sent SIGTERM: it will soon be gone."""
+
+    rank: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +70,10 @@ class RankSample:
 
 @dataclass(frozen=True, slots=True)
 class RankPulse:
-    """A rank's sign of life: since when it is idle, in seconds, and the line of code it is at."""
+    """A rank's sign of life: since when it is idle, in seconds, and the line of code it is at.
+
+    `turn` 0: it loads the task function.
+    """
 
     rank: int
     turn: int
@@ -81,10 +97,19 @@ class TurnEnded:
     turn: int
     rank: int
     ending: Ending
-    returned: float | None
-    error: str | None
+    returned: float | None = None
+    error: str | None = None
+    fault: Fault | None = None
 
 
 RankMessage = (
-    RankReady | RankBroken | RankReport | RankSample | RankPulse | VerdictRequest | TurnEnded
+    RankStarting
+    | RankReady
+    | RankBroken
+    | RankPreempted
+    | RankReport
+    | RankSample
+    | RankPulse
+    | VerdictRequest
+    | TurnEnded
 )

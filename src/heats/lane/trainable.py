@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ray import tune
 
 from heats.config import Isolation
-from heats.errors import LaneLostError
+from heats.lane.health import ends_lane
 from heats.lane.lane import Lane
-from heats.trial import Ending, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from ray.tune.experiment import Trial
 
     from heats.lane.lane import LaneSettings
-    from heats.trial import Report, TrialSpec
+    from heats.trial import Outcome, TrialSpec
 
 logger = logging.getLogger(__name__)
 
@@ -54,18 +53,13 @@ class LaneTrainable(tune.Trainable):
 
     def step(self) -> dict[str, Any]:
         """Reports up to the next decision, and the outcome when the turn is over."""
-        reports: list[Report] = []
-        try:
-            if self._spec is not None:
-                spec, self._spec = self._spec, None
-                self._renew_if_needed()
-                self._lane.begin(spec)
-            reports, outcome = self._lane.gather()
-        except LaneLostError as exc:
-            self._lane.close(is_broken=True)
-            outcome = Outcome(Ending.LOST, error=str(exc))
-        if outcome is not None and outcome.ending is Ending.RAISED:
-            self._lane.close(is_broken=not self._lane.is_usable)
+        if self._spec is not None:
+            spec, self._spec = self._spec, None
+            self._renew_if_needed()
+            self._lane.begin(spec)
+        reports, outcome = self._lane.gather()
+        if outcome is not None and outcome.fault is not None:
+            outcome = self._after_fault(outcome)
         # Not `done`: Tune would then end the trial without showing the result to the scheduler.
         return {REPORTS: reports, OUTCOME: outcome}
 
@@ -78,7 +72,8 @@ class LaneTrainable(tune.Trainable):
         self._spec = new_config["spec"]
         if not self._lane.stop():
             grace_s = self._settings.lane.stop_grace_s
-            reason = self._lane.lost or (
+            loss = self._lane.loss
+            reason = (loss.error if loss is not None else None) or (
                 f"a stopped trial did not reach a report within lane.stop_grace_s={grace_s:g} s"
             )
             logger.warning("A lane starts anew: %s.", reason)
@@ -96,6 +91,17 @@ class LaneTrainable(tune.Trainable):
 
     def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:
         """Nothing: a trial continues from `TrialSpec.checkpoint`."""
+
+    def _after_fault(self, outcome: Outcome) -> Outcome:
+        """Close the lane where it cannot be trusted any more; what is known of the fault then."""
+        assert outcome.fault is not None  # noqa: S101 - the caller's condition
+        is_lost = self._lane.loss is not None
+        if is_lost or ends_lane(outcome.fault, self._settings.num_workers):
+            was_the_loss = outcome is self._lane.loss
+            self._lane.close(is_broken=is_lost)
+            if was_the_loss and self._lane.loss is not None:
+                return self._lane.loss
+        return outcome
 
     def _renew_if_needed(self) -> None:
         if not self._lane.is_usable:

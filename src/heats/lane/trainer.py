@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -34,6 +35,7 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
     from ray.train import Result
     from ray.util.placement_group import PlacementGroup
@@ -214,6 +216,33 @@ def _join_process_group(
     from ray.train.torch.config import TorchConfig, _set_torch_distributed_env_vars
     from ray.train.torch.config import _setup_torch_process_group as setup
 
+    _listen_for_preemption()  # Here, as only a main thread may: turns are served in another.
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address, str(port)
     _set_torch_distributed_env_vars()
     setup(backend, own_rank, world_size, "env://", TorchConfig().timeout_s)
+
+
+def on_preemption(tell: Callable[[], None]) -> None:
+    """Have `tell` called in this worker when it is sent SIGTERM, which then does not end it.
+
+    Where `tell` raises OSError, because there is nobody to be told, the worker ends as Ray has it.
+    """
+    _told.append(tell)
+
+
+_told: list[Callable[[], None]] = []
+
+
+def _listen_for_preemption() -> None:
+    ends = signal.getsignal(signal.SIGTERM)
+
+    def on_sigterm(number: int, frame: FrameType | None) -> None:
+        try:
+            for tell in _told:
+                tell()
+        except OSError:
+            _told.clear()
+        if not _told and callable(ends):
+            ends(number, frame)
+
+    signal.signal(signal.SIGTERM, on_sigterm)

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from heats.errors import TrialStoppedError
+from heats.lane.health import fault_of
 from heats.lane.mailbox import Address, RankMailbox
-from heats.lane.messages import RankBroken, RankReady, RankSample, TurnEnded
+from heats.lane.messages import (
+    RankBroken,
+    RankPreempted,
+    RankReady,
+    RankSample,
+    RankStarting,
+    TurnEnded,
+)
 from heats.lane.system import SystemMonitor
 from heats.lane.task import TaskRef, run_task
-from heats.trial import Ending, Report
+from heats.trial import Ending, Fault, Report
 
 if TYPE_CHECKING:
     from heats.lane.messages import Turn
@@ -42,33 +51,34 @@ class WorkerSettings:
 
 def serve_turns(settings: dict[str, WorkerSettings]) -> None:
     """The train function of a lane's `TorchTrainer` run: serve turns until there are no more."""
-    import ray
-
     from heats.lane.context import quiet_ray_train, rank_and_world_size
     from heats.lane.output import output_to
     from heats.lane.pulse import Pulse
     from heats.lane.reset import RankState
+    from heats.lane.trainer import on_preemption
 
     own = settings["worker"]
     rank, _ = rank_and_world_size()
     mailbox = RankMailbox(own.address)
+    mailbox.send(RankStarting(rank))
+    on_preemption(lambda: mailbox.send(RankPreempted(rank)))
     quiet_ray_train()
-    try:
-        function = own.task.load()
-    except BaseException:
-        mailbox.send(RankBroken(rank, traceback.format_exc()))
-        raise
-    context = ray.get_runtime_context()
-    os.environ["MLFLOW_TRACKING_URI"] = own.tracking_uri
     pulse = Pulse(rank, mailbox)
+    try:
+        with pulse.turn(0):
+            function = own.task.load()
+    except BaseException:
+        mailbox.send(RankBroken(rank, traceback.format_exc(), Fault.broken_program))
+        raise
+    os.environ["MLFLOW_TRACKING_URI"] = own.tracking_uri
     state = RankState(max_memory_growth_mib=own.max_memory_growth_mib)
-    mailbox.send(RankReady(rank, os.getpid(), context.get_node_id()))
+    mailbox.send(RankReady(rank))
     while (turn := mailbox.next_turn()) is not None:
         mailbox.send(_serve(turn, rank, own, function, mailbox, pulse))
         if reasons := "; ".join(state.restore()):  # It costs the lane, not the trial, which ended.
             with output_to(log_path(turn.spec.job_dir, rank)):
                 print(f"{_RETIRED}{reasons}")  # noqa: T201
-            mailbox.send(RankBroken(rank, reasons))
+            mailbox.send(RankBroken(rank, reasons, Fault.retired))
             return
 
 
@@ -85,8 +95,7 @@ def _serve(
     from heats.lane.reset import seed_rank
 
     spec = turn.spec
-    returned, error = None, None
-    ending = Ending.RETURNED
+    ended = TurnEnded(turn.index, rank, Ending.RETURNED)
     seed_rank(own.seed + spec.number)
     if spec.run_id is not None:
         os.environ["MLFLOW_RUN_ID"] = spec.run_id
@@ -94,12 +103,14 @@ def _serve(
         try:
             with pulse.turn(turn.index), turn_context(turn, mailbox, pulse):
                 returned = run_task(function, spec.config, job_dir=spec.job_dir, is_chief=rank == 0)
+                ended = replace(ended, returned=returned)
         except TrialStoppedError:
-            ending = Ending.STOPPED
-        except BaseException:  # noqa: BLE001 - user code may raise anything; the lane must outlive it
-            traceback.print_exc()
-            ending, error = Ending.RAISED, traceback.format_exc()
-    return TurnEnded(turn.index, rank, ending, returned, error)
+            ended = replace(ended, ending=Ending.STOPPED)
+        except BaseException as exc:  # noqa: BLE001 - user code may raise anything; the lane must outlive it
+            text = traceback.format_exc()
+            print(text, file=sys.stderr)  # noqa: T201
+            ended = replace(ended, ending=Ending.FAILED, error=text, fault=fault_of(exc))
+    return ended
 
 
 def log_path(job_dir: str, rank: int) -> Path:

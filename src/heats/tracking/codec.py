@@ -20,7 +20,7 @@ from typing import Any, get_args
 
 from heats.config import Check, Direction, Isolation, Scheduler
 from heats.errors import LedgerError
-from heats.trial import Event, Objective, Reported, SystemSampled, TrialState, Verdict
+from heats.trial import Event, Fault, Objective, Reported, SystemSampled, TrialState, Verdict
 
 VERSION = 1
 
@@ -34,6 +34,11 @@ _ENUMS = {
     cls.__name__: cls for cls in (Check, Direction, Isolation, Scheduler, TrialState, Verdict)
 }
 _TUPLES = frozenset({"argv", "fixed", "overrides"})
+_NAMED: dict[str, type[TrialState | Verdict | Fault]] = {
+    "state": TrialState,
+    "verdict": Verdict,
+    "fault": Fault,
+}
 # Nearly all lines are of these two; their fields are plain JSON unless a number is not finite.
 _HOT = frozenset({Reported, SystemSampled})
 
@@ -101,7 +106,7 @@ def _field_to_plain(name: str, value: Any) -> Any:
     match value:
         case tuple() if name in _TUPLES:
             return [str(item) for item in value]
-        case TrialState() | Verdict():
+        case TrialState() | Verdict() | Fault():
             return value.name
         case Objective():
             return {
@@ -115,10 +120,8 @@ def _field_to_plain(name: str, value: Any) -> Any:
 def _field_from_plain(name: str, value: Any) -> Any:
     if name in _TUPLES:
         return tuple(value)
-    if name == "state":
-        return TrialState[value]
-    if name == "verdict":
-        return Verdict[value]
+    if name in _NAMED and value is not None:
+        return _NAMED[name][value]
     if name == "objective":
         return Objective(value["metric"], Direction[value["direction"]], value["resource"])
     return _from_plain(value)

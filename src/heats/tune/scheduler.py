@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
+from heats.lane.health import fault_of_group
 from heats.lane.trainable import OUTCOME, REPORTS, end_turn
-from heats.trial import Ending, Outcome, TrialSpec, Verdict
+from heats.trial import Ending, Fault, Outcome, TrialSpec, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,8 +54,10 @@ class VerdictScheduler(FIFOScheduler):
 
     def on_trial_error(self, tune_controller: TuneController, trial: Trial) -> None:
         """The process that held the lane died, so the attempt is lost and its workers are gone."""
-        reason = f"The process of its lane ended: {_error(trial)}"
-        self._coordinator.end(_number(trial), Outcome(Ending.LOST, error=reason))
+        error = _error(trial)
+        fault = fault_of_group(error, num_oom_kills=0) or Fault.lane_died
+        reason = f"The process of its lane ended: {error}"
+        self._coordinator.end(_number(trial), Outcome.failed(fault, reason))
         self._on_lane_death()
 
 

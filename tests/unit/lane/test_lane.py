@@ -10,20 +10,21 @@ import pytest
 from tests.fakes import fake_spec
 
 from heats.config import AshaConf, Direction, LaneConf
-from heats.errors import LaneLostError
 from heats.lane.lane import Lane, LaneSettings
 from heats.lane.mailbox import RankMailbox
 from heats.lane.messages import (
     RankBroken,
+    RankPreempted,
     RankPulse,
     RankReady,
     RankReport,
     RankSample,
+    RankStarting,
     TurnEnded,
     VerdictRequest,
 )
 from heats.lane.task import TaskRef
-from heats.trial import Ending, Objective, Outcome, Report, TrialSpec, Verdict
+from heats.trial import Ending, Fault, Objective, Outcome, Report, TrialSpec, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from heats.lane.worker import WorkerSettings
 
 CONTINUE, STOP, _ = Verdict
-RETURNED, STOPPED, RAISED, LOST = Ending
+RETURNED, STOPPED, FAILED = Ending
 LONG_S = 5.0
 T = TypeVar("T")
 
@@ -53,7 +54,8 @@ class Rank:
         self._mailbox.send(message)
 
     def ready(self) -> None:
-        self.says(RankReady(self.number, 1, "node"))
+        self.says(RankStarting(self.number))
+        self.says(RankReady(self.number))
 
     def takes_turn(self) -> Turn:
         self.turn = self._mailbox.next_turn()
@@ -88,7 +90,8 @@ class Rank:
         self, ending: Ending = RETURNED, returned: float | None = None, error: str | None = None
     ) -> None:
         assert self.turn is not None
-        self.says(TurnEnded(self.turn.index, self.number, ending, returned, error))
+        fault = None if error is None else Fault.error
+        self.says(TurnEnded(self.turn.index, self.number, ending, returned, error, fault))
 
     def dies(self) -> None:
         self._mailbox.close()
@@ -121,7 +124,7 @@ class Group:
         self.over()
 
     def over(self, error: Exception | None = None) -> None:
-        self._error = error
+        self._error = self._error or error
         self._is_over.set()
 
 
@@ -187,6 +190,16 @@ def gather(lane: Lane) -> tuple[list[Report], Outcome | None]:
         if reports or outcome is not None:
             return reports, outcome
     raise TimeoutError
+
+
+def lost(lane: Lane, fault: Fault) -> str:
+    """The error of the end of a turn that the lane was lost with."""
+    reports, outcome = gather(lane)
+    assert reports == []
+    assert outcome is not None
+    assert outcome.fault is fault
+    assert outcome.error is not None
+    return outcome.error
 
 
 def lane_stop(lane: Lane) -> Future[bool]:
@@ -386,19 +399,18 @@ def test_report_that_a_dead_rank_never_made_is_made_again_by_the_next_attempt(la
     assert [report.checkpoint for report in gather(lane)[0]] == ["checkpoint-1"]
     ranks[0].reports(0.25, checkpoint="checkpoint-2")
     ranks[1].dies()
-    with pytest.raises(LaneLostError, match="rank 1 went away"):
-        gather(lane)  # And not the second report.
+    assert "rank 1 went away" in lost(lane, Fault.rank_died)  # And not the second report.
 
 
 def test_failed_trial_keeps_the_metrics_of_a_half_made_report(lanes: Lanes) -> None:
     lane, ranks = lanes.in_turn(2)
     ranks[0].makes_report(0.25, checkpoint="checkpoint-1")
     ranks[0].ends(STOPPED)
-    ranks[1].ends(RAISED, error="no data")
+    ranks[1].ends(FAILED, error="no data")
     reports, outcome = gather(lane)
     assert losses(reports) == [0.25]
     assert [report.checkpoint for report in reports] == [None]
-    assert outcome == Outcome(RAISED, error="rank 1:\nno data")
+    assert outcome == Outcome.failed(Fault.error, "rank 1:\nno data")
 
 
 def test_rung_waits_for_the_slowest_rank_and_the_driver(lanes: Lanes) -> None:
@@ -457,21 +469,21 @@ def test_turn_that_no_rank_has_taken_is_left_at_once(lanes: Lanes) -> None:
 def test_equal_errors_of_ranks_are_one_message(lanes: Lanes) -> None:
     lane, ranks = lanes.in_turn(3)
     for rank, error in zip(ranks, ["no data", "out of memory", "no data"], strict=True):
-        rank.ends(RAISED, error=error)
+        rank.ends(FAILED, error=error)
     _, outcome = gather(lane)
-    assert outcome == Outcome(RAISED, error="rank 0, 2:\nno data\nrank 1:\nout of memory")
+    assert outcome == Outcome.failed(Fault.error, "rank 0, 2:\nno data\nrank 1:\nout of memory")
     assert lane.is_usable
 
 
 def test_error_of_a_single_rank_needs_no_number(lanes: Lanes) -> None:
     lane, (rank,) = lanes.in_turn()
-    rank.ends(RAISED, error="no data")
-    assert gather(lane)[1] == Outcome(RAISED, error="no data")
+    rank.ends(FAILED, error="no data")
+    assert gather(lane)[1] == Outcome.failed(Fault.error, "no data")
 
 
 def test_other_ranks_stop_at_their_next_report_when_one_raises(lanes: Lanes) -> None:
     lane, ranks = lanes.in_turn(2)
-    ranks[1].ends(RAISED, error="no data")
+    ranks[1].ends(FAILED, error="no data")
 
     def goes_on() -> None:
         while ranks[0].reports_here() is CONTINUE:
@@ -484,25 +496,24 @@ def test_other_ranks_stop_at_their_next_report_when_one_raises(lanes: Lanes) -> 
         more, outcome = gather(lane)
         reports += more
     assert outcome is not None
-    assert outcome.ending is RAISED
+    assert outcome.ending is FAILED
     assert len(reports) == ranks[0].index
     assert lane.is_usable
 
 
 def test_lane_is_done_with_when_a_rank_raises_and_another_hangs(lanes: Lanes) -> None:
     lane, ranks = lanes.in_turn(2, stop_grace_s=0.05)
-    ranks[1].ends(RAISED, error="no data")
+    ranks[1].ends(FAILED, error="no data")
     _, outcome = gather(lane)
-    assert outcome == Outcome(RAISED, error="rank 1:\nno data")
+    assert outcome == Outcome.failed(Fault.error, "rank 1:\nno data")
     assert not lane.is_usable
 
 
 def test_rank_that_raises_because_another_died_is_a_loss(lanes: Lanes) -> None:
     lane, ranks = lanes.in_turn(2)
-    ranks[1].ends(RAISED, error="connection closed by peer")
+    ranks[1].ends(FAILED, error="connection closed by peer")
     ranks[0].dies()
-    with pytest.raises(LaneLostError, match=r"rank 0 went away in turn 1 \(trial 0\)"):
-        gather(lane)
+    assert "rank 0 went away in turn 1 (trial 0)" in lost(lane, Fault.rank_died)
 
 
 def test_reports_before_a_loss_are_gathered_first(lanes: Lanes) -> None:
@@ -512,8 +523,7 @@ def test_reports_before_a_loss_are_gathered_first(lanes: Lanes) -> None:
     reports, outcome = gather(lane)
     assert [report.checkpoint for report in reports] == ["checkpoint-1"]
     assert outcome is None
-    with pytest.raises(LaneLostError, match="rank 0 went away"):
-        gather(lane)
+    assert "rank 0 went away" in lost(lane, Fault.rank_died)
     assert not lane.is_usable
 
 
@@ -522,35 +532,38 @@ def test_rank_that_waits_for_a_verdict_is_stopped_when_another_dies(lanes: Lanes
     verdict = ranks[1].reports()
     ranks[0].dies()
     assert verdict.result(LONG_S) is STOP
-    with pytest.raises(LaneLostError, match="rank 0 went away"):
-        gather(lane)
+    assert "rank 0 went away" in lost(lane, Fault.rank_died)
 
 
 def test_rank_that_cannot_load_is_a_loss_with_its_traceback(lanes: Lanes) -> None:
     lane = lanes.empty()
     lane.begin(fake_spec())
     rank = Rank(0, RankMailbox(lanes.group.workers.get(timeout=LONG_S).address))
-    rank.says(RankBroken(0, "ModuleNotFoundError: No module named 'tokens'"))
-    with pytest.raises(LaneLostError, match=r"(?s)rank 0 cannot serve.*No module named 'tokens'"):
-        gather(lane)
+    rank.says(RankStarting(0))
+    error = "ModuleNotFoundError: No module named 'tokens'"
+    rank.says(RankBroken(0, error, Fault.broken_program))
+    assert f"rank 0 cannot serve: {error}" in lost(lane, Fault.broken_program)
 
 
 def test_worker_group_that_ends_is_a_loss(lanes: Lanes) -> None:
     lane, _ = lanes.in_turn()
     lanes.group.over(RuntimeError("the node left"))
-    with pytest.raises(LaneLostError, match="RuntimeError: the node left"):
-        gather(lane)
+    assert "RuntimeError: the node left" in lost(lane, Fault.rank_died)
 
 
 def test_workers_that_do_not_start_in_time_are_a_loss_that_names_the_key(lanes: Lanes) -> None:
-    lane = lanes.empty(start_timeout_s=0.1)
+    lane = lanes.empty(start_timeout_s=0.5)
     lane.begin(fake_spec())
-    with pytest.raises(LaneLostError, match=r"lane\.start_timeout_s"):
-        gather(lane)
+    rank = Rank(0, RankMailbox(lanes.group.workers.get(timeout=LONG_S).address))
+    rank.says(RankStarting(0))
+    rank.says(RankPulse(0, 0, 0.1, False, "train.py:3 in <module>"))
+    error = lost(lane, Fault.start_timeout)
+    assert "lane.start_timeout_s" in error
+    assert "rank 0 is at train.py:3 in <module>" in error
 
 
 def test_gather_without_a_turn_says_so(lanes: Lanes) -> None:
-    with pytest.raises(LaneLostError, match="begin"):
+    with pytest.raises(RuntimeError, match="begin"):
         lanes.empty().gather()
 
 
@@ -612,7 +625,7 @@ def test_trial_whose_ranks_report_unevenly_fails_and_costs_the_lane(lanes: Lanes
     first.says(RankPulse(0, 1, 11.0, True, "train.py:1 in main"))
     _, outcome = gather(lane)
     assert outcome is not None
-    assert outcome.ending is RAISED
+    assert outcome.fault is Fault.uneven_reports
     assert "while rank 1 has returned" in (outcome.error or "")
     assert not lane.is_usable
 
@@ -622,8 +635,7 @@ def test_trial_that_hangs_is_lost_with_its_lane(lanes: Lanes) -> None:
     rank.makes_report(0.7)
     assert losses(gather(lane)[0]) == [0.7]
     rank.says(RankPulse(0, 1, 11.0, False, "train.py:1 in main"))
-    with pytest.raises(LaneLostError, match="hangs in the train function"):
-        gather(lane)
+    assert "hangs in the train function" in lost(lane, Fault.hang)
     assert not lane.is_usable
 
 
@@ -635,3 +647,52 @@ def test_pulse_of_an_earlier_turn_says_nothing(lanes: Lanes) -> None:
     rank.says(RankPulse(0, 1, 11.0, False, "train.py:1 in main"))
     rank.ends()
     assert gather(lane)[1] == Outcome(RETURNED)
+
+
+# --- preemption ---------------------------------------------------------------------------------
+
+
+def test_trial_whose_node_goes_away_ends_at_its_next_report_and_keeps_it(lanes: Lanes) -> None:
+    lane, ranks = lanes.in_turn(2)
+    ranks[1].says(RankPreempted(1))
+    assert lane.gather() == ([], None)
+    verdicts = [rank.reports(0.25, checkpoint="checkpoint-1") for rank in ranks]
+    assert [verdict.result(LONG_S) for verdict in verdicts] == [STOP] * 2
+    for rank in ranks:
+        rank.ends(STOPPED)
+    reports, outcome = gather(lane)
+    while outcome is None:
+        more, outcome = gather(lane)
+        reports += more
+    assert [report.checkpoint for report in reports] == ["checkpoint-1"]
+    assert outcome.fault is Fault.preempted
+    assert "rank 1 was told that its node is going away" in (outcome.error or "")
+
+
+def test_rank_that_dies_of_its_node_going_away_was_preempted(lanes: Lanes) -> None:
+    lane, (rank,) = lanes.in_turn()
+    rank.says(RankPreempted(0))
+    assert lane.gather() == ([], None)
+    rank.dies()
+    assert "rank 0 went away" in lost(lane, Fault.preempted)
+
+
+def test_lane_whose_node_goes_away_between_turns_takes_no_more(lanes: Lanes) -> None:
+    lane, (rank,) = lanes.in_turn()
+    rank.ends()
+    gather(lane)
+    rank.says(RankPreempted(0))
+    while lane.is_usable:
+        time.sleep(0.01)
+    assert lane.loss is not None
+    assert lane.loss.fault is Fault.preempted
+
+
+def test_loss_says_what_a_rank_died_of_once_it_is_known(lanes: Lanes) -> None:
+    lane, (rank,) = lanes.in_turn()
+    rank.dies()
+    lost(lane, Fault.rank_died)
+    lanes.group.over(RuntimeError("killed due to the node running low on memory"))
+    lane.close(is_broken=True)
+    assert lane.loss is not None
+    assert lane.loss.fault is Fault.oom_killed

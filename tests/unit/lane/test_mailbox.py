@@ -13,13 +13,13 @@ from tests.fakes import fake_spec
 from heats.lane.mailbox import Mailbox, RankMailbox
 from heats.lane.messages import (
     RankBroken,
-    RankReady,
     RankReport,
     RankSample,
+    RankStarting,
     Turn,
     VerdictRequest,
 )
-from heats.trial import Report, Verdict
+from heats.trial import Fault, Report, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +47,7 @@ class Heard:
 
     def rank(self, number: int) -> RankMailbox:
         mailbox = RankMailbox(self.mailbox.address)
-        mailbox.send(RankReady(number, 1, "node"))
+        mailbox.send(RankStarting(number))
         assert self.next()[0] == number
         return mailbox
 
@@ -98,9 +98,10 @@ def test_request_gets_its_verdict_while_another_thread_sends(lane: Heard) -> Non
 
 
 def test_rank_that_cannot_serve_is_known_by_its_number(lane: Heard) -> None:
-    rank = RankMailbox(lane.mailbox.address)
-    rank.send(RankBroken(2, "Traceback ..."))
-    assert lane.next() == (2, RankBroken(2, "Traceback ..."))
+    rank = lane.rank(2)
+    broken = RankBroken(2, "Traceback ...", Fault.broken_program)
+    rank.send(broken)
+    assert lane.next() == (2, broken)
 
 
 def test_rank_that_goes_away_is_told_once(lane: Heard) -> None:

@@ -6,29 +6,29 @@ import pytest
 from tests.fakes import fake_spec
 
 from heats.config import Direction, Isolation, LaneConf
-from heats.errors import LaneLostError
 from heats.lane.lane import Lane, LaneSettings
 from heats.lane.task import TaskRef
 from heats.lane.trainable import OUTCOME, REPORTS, LaneTrainable
-from heats.trial import Ending, Objective, Outcome, Report, TrialSpec
+from heats.trial import Ending, Fault, Objective, Outcome, Report, TrialSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 RETURNED = Outcome(Ending.RETURNED, returned=0.5)
-RAISED = Outcome(Ending.RAISED, error="no data")
+RAISED = Outcome.failed(Fault.error, "no data")
+LOST = Outcome.failed(Fault.rank_died, "rank 0 went away")
 REPORT = Report(0.0, {"loss": 0.5})
 
 
 class ScriptedLane(Lane):
     """Gives what a test wrote down, and notes what is asked of it."""
 
-    def __init__(self, script: list[tuple[list[Report], Outcome | None] | LaneLostError]) -> None:
+    def __init__(self, script: list[tuple[list[Report], Outcome | None]]) -> None:
         self._script = script
         self.notes: list[Any] = []
         self.stops = True
         self._is_open = True
-        self._lost = None
+        self._loss = None
 
     @property
     def is_usable(self) -> bool:
@@ -38,10 +38,10 @@ class ScriptedLane(Lane):
         self.notes.append(("begin", spec.number))
 
     def gather(self) -> tuple[list[Report], Outcome | None]:
-        step = self._script.pop(0)
-        if isinstance(step, LaneLostError):
-            raise step
-        return step
+        reports, outcome = self._script.pop(0)
+        if outcome is LOST:
+            self._loss = outcome
+        return reports, outcome
 
     def request_stop(self) -> None:
         self.notes.append("request stop")
@@ -58,8 +58,9 @@ class ScriptedLane(Lane):
 class Lanes:
     """A trainable on scripted lanes; each new lane goes on with the same script."""
 
-    def __init__(self, isolation: Isolation = Isolation.lane) -> None:
-        self.script: list[tuple[list[Report], Outcome | None] | LaneLostError] = []
+    def __init__(self, isolation: Isolation = Isolation.lane, num_workers: int = 1) -> None:
+        self._num_workers = num_workers
+        self.script: list[tuple[list[Report], Outcome | None]] = []
         self.made: list[ScriptedLane] = []
         self._isolation = isolation
 
@@ -74,7 +75,7 @@ class Lanes:
             objective=Objective("loss", Direction.minimize),
             asha=None,
             lane=LaneConf(isolation=self._isolation),
-            num_workers=1,
+            num_workers=self._num_workers,
             use_gpu=False,
             resources_per_worker={"CPU": 1.0},
             storage_path="lanes",
@@ -109,17 +110,27 @@ def test_lane_serves_trial_after_trial() -> None:
 
 def test_lost_lane_is_killed_and_the_next_trial_gets_another() -> None:
     lanes = Lanes()
-    lanes.script += [LaneLostError("rank 0 went away"), ([], RETURNED)]
+    lanes.script += [([], LOST), ([], RETURNED)]
     trainable = lanes.trainable()
-    outcome = Outcome(Ending.LOST, error="rank 0 went away")
-    assert trainable.step() == step([], outcome)
+    assert trainable.step() == step([], LOST)
     trainable.reset_config({"spec": fake_spec(1)})
     assert trainable.step()[OUTCOME] == RETURNED
     assert [lane.notes[:2] for lane in lanes.made] == [[("begin", 0), "kill"], [("begin", 1)]]
 
 
-def test_lane_is_left_after_an_error_of_user_code() -> None:
+def test_lane_of_one_worker_goes_on_after_an_error_of_user_code() -> None:
     lanes = Lanes()
+    lanes.script += [([REPORT], RAISED), ([], RETURNED)]
+    trainable = lanes.trainable()
+    assert trainable.step() == step([REPORT], RAISED)
+    trainable.reset_config({"spec": fake_spec(1)})
+    trainable.step()
+    (lane,) = lanes.made
+    assert lane.notes == [("begin", 0), "stop", ("begin", 1)]
+
+
+def test_lane_of_two_workers_is_left_after_an_error_of_user_code() -> None:
+    lanes = Lanes(num_workers=2)
     lanes.script += [([REPORT], RAISED), ([], RETURNED)]
     trainable = lanes.trainable()
     assert trainable.step() == step([REPORT], RAISED)

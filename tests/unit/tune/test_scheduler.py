@@ -8,7 +8,7 @@ from ray.tune.schedulers import TrialScheduler
 from tests.fakes import FakeCoordinator, fake_spec
 
 from heats.lane.trainable import OUTCOME, REPORTS
-from heats.trial import Ending, Outcome, Report, Verdict
+from heats.trial import Ending, Fault, Outcome, Report, Verdict
 from heats.tune.scheduler import VerdictScheduler
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def test_trial_whose_process_died_is_lost_with_the_reason(tmp_path: Path, text: 
     scheduler.on_trial_error(TUNE, trial(error_file=path))
     assert deaths == ["lane"]
     ((number, outcome),) = coordinator.ended
-    assert (number, outcome.ending) == (3, Ending.LOST)
+    assert (number, outcome.fault) == (3, Fault.lane_died)
     last = "ActorDiedError: out of memory" if text else "no message"
     assert outcome.error == f"The process of its lane ended: {last}"
 
