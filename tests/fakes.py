@@ -15,6 +15,7 @@ from heats.tracking.ledger import Ledger
 from heats.trial import (
     Event,
     Judged,
+    LaneShape,
     Objective,
     Outcome,
     ParamValue,
@@ -77,13 +78,13 @@ class FakeCoordinator:
     """Hands out `specs`, gives every report the same verdict, and notes what it is told."""
 
     def __init__(self, specs: list[TrialSpec], *, verdict: Verdict = Verdict.CONTINUE) -> None:
-        self._specs, self._verdict = specs, verdict
+        self.specs, self._verdict = specs, verdict
         self.is_over = False
         self.recorded: list[tuple[int, list[Report]]] = []
         self.ended: list[tuple[int, Outcome]] = []
 
     def next_trial(self) -> TrialSpec | None:
-        return self._specs.pop(0) if self._specs else None
+        return self.specs.pop(0) if self.specs else None
 
     def is_done(self) -> bool:
         return self.is_over
@@ -102,6 +103,7 @@ def fake_spec(number: int = 0, **changes: Any) -> TrialSpec:
         "number": number,
         "attempt": 0,
         "config": b"",
+        "shape": LaneShape(changes.pop("num_workers", 1), False, {"CPU": 1.0}),
         "run_id": None,
         "artifact_dir": "artifacts",
         "job_dir": "jobs",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,11 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heats.errors import ConfigError
+from heats.trial import LaneShape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from heats.config import ClusterConf, ScalingConf
+    from heats.config import BackendConf, ClusterConf, ScalingConf
+
+_EPSILON = 1e-9
 
 _RAY_ENV = {
     # Train's controller looks at its workers this often; a lane's start and end wait for it.
@@ -36,15 +40,6 @@ class Node:
     resources: dict[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerShape:
-    """Workers of one trial: how many, and what each of them reserves."""
-
-    num_workers: int
-    use_gpu: bool
-    resources_per_worker: dict[str, float]
-
-
 def local_node(conf: ClusterConf) -> Node:
     """This machine as one node, without starting Ray or loading torch."""
     cpus = conf.num_cpus if conf.num_cpus is not None else len(os.sched_getaffinity(0))
@@ -52,7 +47,9 @@ def local_node(conf: ClusterConf) -> Node:
     return Node({"CPU": float(cpus), **({"GPU": float(gpus)} if gpus else {})})
 
 
-def worker_shape(conf: ScalingConf, nodes: list[Node], *, is_single_run: bool) -> WorkerShape:
+def lane_shape(
+    conf: ScalingConf, backend: BackendConf, nodes: list[Node], *, is_single_run: bool
+) -> LaneShape:
     """The workers of one trial on these nodes.
 
     A run without a search space takes every GPU, one worker each, or else all CPUs of a node in one
@@ -71,7 +68,14 @@ def worker_shape(conf: ScalingConf, nodes: list[Node], *, is_single_run: bool) -
             per_worker = {"CPU": max(node.resources.get("CPU", 1) for node in nodes)}
     if num_workers is None:
         num_workers = int(num_gpus) if is_single_run and use_gpu else 1
-    shape = WorkerShape(max(num_workers, 1), use_gpu, per_worker)
+    shape = LaneShape(
+        max(num_workers, 1),
+        use_gpu,
+        per_worker,
+        backend.framework,
+        backend.backend,
+        backend.timeout_s,
+    )
     if capacity(shape, nodes) < 1:
         total: dict[str, float] = {}
         for node in nodes:
@@ -90,17 +94,52 @@ def worker_shape(conf: ScalingConf, nodes: list[Node], *, is_single_run: bool) -
     return shape
 
 
-def capacity(shape: WorkerShape, nodes: list[Node]) -> int:
+def capacity(shape: LaneShape, nodes: list[Node]) -> int:
     """How many trials of this shape fit on the nodes at once; a worker never spans nodes."""
-    num_workers = 0
-    for node in nodes:
-        fits = [
-            int((node.resources.get(name, 0) + 1e-9) // amount)
-            for name, amount in shape.resources_per_worker.items()
-            if amount > 0
-        ]
-        num_workers += min(fits, default=1)
-    return num_workers // shape.num_workers
+    num_trials = 0
+    free = [_Free(node) for node in nodes]
+    while all(_place(shape.resources_per_worker, free) for _ in range(shape.num_workers)):
+        num_trials += 1
+        if not any(shape.resources_per_worker.values()):
+            break  # Workers that need nothing fit for ever.
+    return num_trials
+
+
+def fits(shapes: list[LaneShape], nodes: list[Node]) -> bool:
+    """Whether lanes of all these shapes fit on the nodes together: the largest workers go first."""
+    workers = [shape.resources_per_worker for shape in shapes for _ in range(shape.num_workers)]
+    workers.sort(key=lambda each: (each.get("GPU", 0), each.get("CPU", 0)), reverse=True)
+    free = [_Free(node) for node in nodes]
+    return all(_place(worker, free) for worker in workers)
+
+
+def _place(worker: dict[str, float], free: list[_Free]) -> bool:
+    return any(node.take(worker) for node in free)
+
+
+class _Free:
+    """What a node has left. GPUs are single devices: a worker has whole ones, or part of one."""
+
+    def __init__(self, node: Node) -> None:
+        self._rest = {name: amount for name, amount in node.resources.items() if name != "GPU"}
+        self._gpus = [1.0] * int(node.resources.get("GPU", 0))
+
+    def take(self, worker: dict[str, float]) -> bool:
+        """Take what a worker needs, or nothing where that is too much."""
+        amount = worker.get("GPU", 0)
+        share, num_devices = min(amount, 1), math.ceil(amount - _EPSILON)
+        rest = {name: need for name, need in worker.items() if name != "GPU" and need > 0}
+        if any(self._rest.get(name, 0) + _EPSILON < need for name, need in rest.items()):
+            return False
+        fitting = [i for i, left in enumerate(self._gpus) if left + _EPSILON >= share]
+        if len(fitting) < num_devices:
+            return False
+        fitting.sort(key=lambda i: self._gpus[i])  # Those in part use come first.
+        for index in fitting[:num_devices]:
+            self._gpus[index] -= share
+        for name, need in rest.items():
+            self._rest[name] -= need
+        return True
 
 
 @contextmanager
@@ -115,7 +154,7 @@ def ray_cluster(conf: ClusterConf) -> Iterator[list[Node]]:
     import ray
 
     if ray.is_initialized():
-        yield _nodes()
+        yield live_nodes()
         return
     saved = {key: os.environ.get(key) for key in _RAY_ENV}
     os.environ.update({key: os.environ.get(key, value) for key, value in _RAY_ENV.items()})
@@ -139,7 +178,7 @@ def ray_cluster(conf: ClusterConf) -> Iterator[list[Node]]:
         msg = f"cluster.address={conf.address!r:.80} cannot be used: {exc}"
         raise ConfigError(msg) from exc
     try:
-        yield _nodes()
+        yield live_nodes()
     finally:
         ray.shutdown()
         for key, value in saved.items():
@@ -159,7 +198,8 @@ def dashboard_url() -> str | None:
     return f"http://{url}" if url else None
 
 
-def _nodes() -> list[Node]:
+def live_nodes() -> list[Node]:
+    """The nodes that the connected cluster has now."""
     import ray
 
     return [Node(dict(node["Resources"])) for node in ray.nodes() if node["Alive"]]

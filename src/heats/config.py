@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from heats.errors import ConfigError
 
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from omegaconf import DictConfig
+
+
+T = TypeVar("T")
 
 
 class Direction(Enum):
@@ -47,6 +52,14 @@ class Isolation(Enum):
     lane = "lane"
     process = "process"
     inline = "inline"
+
+
+class Framework(Enum):
+    """What joins the workers of a trial: torch's process group, or what Ray has for another."""
+
+    torch = "torch"
+    xgboost = "xgboost"
+    lightgbm = "lightgbm"
 
 
 class Check(Enum):
@@ -124,6 +137,23 @@ class ScalingConf:
         for name, amount in (resources or {}).items():
             is_amount = isinstance(amount, int | float) and amount >= 0
             _require(is_amount, f"{key}.{name}", amount, "give a number, 0 or more")
+
+
+@dataclass(slots=True, kw_only=True)
+class BackendConf:
+    """How the workers of a trial are joined.
+
+    `backend` and `timeout_s` (seconds that a collective may take) are those of Ray's `TorchConfig`;
+    `backend` null: nccl where each worker has a GPU of its own, else gloo.
+    """
+
+    framework: Framework = Framework.torch
+    backend: str | None = None
+    timeout_s: int = 1800
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError where a bound does not hold."""
+        _require(self.timeout_s > 0, "backend.timeout_s", self.timeout_s, "give seconds > 0")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -281,6 +311,7 @@ class Sections:
     objective: ObjectiveConf = field(default_factory=ObjectiveConf)
     asha: AshaConf = field(default_factory=AshaConf)
     scaling: ScalingConf = field(default_factory=ScalingConf)
+    backend: BackendConf = field(default_factory=BackendConf)
     lane: LaneConf = field(default_factory=LaneConf)
     checkpoints: CheckpointsConf = field(default_factory=CheckpointsConf)
     tracking: TrackingConf = field(default_factory=TrackingConf)
@@ -368,6 +399,37 @@ def sweep_conf(node: DictConfig) -> SweepConf:
         msg = f"{key} is not valid: {str(exc).splitlines()[0]}"
         raise ConfigError(msg) from exc
     assert isinstance(conf, SweepConf)  # noqa: S101 - to_object gives the structured type
+    return conf
+
+
+def section(kind: type[T], node: DictConfig, name: str) -> T:
+    """One section of a trial's own composed config; interpolations are resolved.
+
+    Raises:
+        ConfigError: A value is wrong.
+    """
+    from omegaconf import OmegaConf
+
+    values = OmegaConf.to_container(node, resolve=True)
+    assert isinstance(values, dict)  # noqa: S101 - narrows the union that OmegaConf declares
+    cached: Any = _section  # Types are hashable, which mypy does not know of a type variable.
+    conf: T = cached(kind, json.dumps(values, sort_keys=True), name)
+    return conf
+
+
+@lru_cache(maxsize=64)
+def _section(kind: type, values: str, name: str) -> Any:
+    """Checked once for all trials that agree in it: it takes a millisecond."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(kind), json.loads(values))
+        conf = OmegaConf.to_object(merged)
+    except OmegaConfBaseException as exc:
+        key = getattr(exc, "full_key", None)
+        msg = f"{name}{'.' + key if key else ''} is not valid: {str(exc).splitlines()[0]}"
+        raise ConfigError(msg) from exc
     return conf
 
 

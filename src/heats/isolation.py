@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from omegaconf import open_dict, read_write
 from rich.console import Console
 
-from heats.cluster import ray_cluster, worker_shape
+from heats.cluster import lane_shape, live_nodes, ray_cluster
 from heats.config import Isolation
 from heats.errors import ConfigError, ExitCode
 from heats.trial import Ending, Outcome, Report, TrialSpec, Verdict
@@ -25,6 +25,7 @@ from heats.wording import last_line, number
 
 if TYPE_CHECKING:
     from heats.plan import Plan
+    from heats.trial import LaneShape
 
 FRESH, NEIGHBOUR, SECOND, HOSTILE, AFTER, AGAIN = (
     "fresh",
@@ -111,11 +112,11 @@ def _run(plan: Plan, folder: Path) -> dict[str, Curve]:
 
     curves: dict[str, Curve] = {}
     with ray_cluster(plan.conf.cluster) as nodes:
-        shape = worker_shape(plan.conf.scaling, nodes, is_single_run=False)
+        conf = plan.conf
+        shape = lane_shape(conf.scaling, conf.backend, nodes, is_single_run=False)
         for names in _LANES:
             settings = replace(
                 plan.lane_settings(
-                    shape,
                     storage_path=str(folder / "lanes"),
                     tracking_uri=(folder / "mlruns").as_uri(),
                 ),
@@ -124,15 +125,15 @@ def _run(plan: Plan, folder: Path) -> dict[str, Curve]:
                 lane=replace(plan.conf.lane, isolation=Isolation.lane, max_concurrent=1),
                 system_interval_s=None,
             )
-            turns = _Turns({name: _spec(plan, name, folder) for name in names})
-            run_trials(turns, settings, 1)
+            turns = _Turns({name: _spec(plan, shape, name, folder) for name in names})
+            run_trials(turns, settings, nodes=live_nodes, max_concurrent=1)
             for name, curve in turns.curves.items():
                 curve.retired = retirement(log_path(str(folder / name), 0))
             curves |= turns.curves
     return curves
 
 
-def _spec(plan: Plan, name: str, folder: Path) -> TrialSpec:
+def _spec(plan: Plan, shape: LaneShape, name: str, folder: Path) -> TrialSpec:
     from heats.lane.hostile import MARK
 
     is_neighbour = name in (NEIGHBOUR, HOSTILE)
@@ -144,6 +145,7 @@ def _spec(plan: Plan, name: str, folder: Path) -> TrialSpec:
         number=int(is_neighbour),
         attempt=0,
         config=pickle.dumps(config),
+        shape=shape,
         run_id=None,
         artifact_dir=str(folder / name / "artifacts"),
         job_dir=str(folder / name),

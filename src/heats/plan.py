@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heats.asha import rung_milestones
-from heats.cluster import worker_shape
+from heats.cluster import lane_shape
 from heats.compose import Composer
-from heats.config import Scheduler, SweepConf, sweep_conf
+from heats.config import BackendConf, ScalingConf, Scheduler, SweepConf, section, sweep_conf
 from heats.errors import ConfigError
 from heats.space import parse_space
 from heats.study import Study
@@ -30,12 +30,16 @@ if TYPE_CHECKING:
     from hydra.types import HydraContext, TaskFunction
     from omegaconf import DictConfig
 
-    from heats.cluster import Node, WorkerShape
+    from heats.cluster import Node
     from heats.lane.lane import LaneSettings
     from heats.lane.task import TaskRef
     from heats.space import SearchSpace
+    from heats.trial import LaneShape
 
 DEFAULT_NUM_TRIALS = 20
+
+_OF_TRIALS = frozenset({"scaling", "backend"})
+"""Sections that trials may differ in: each gets a lane of its own shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +141,21 @@ class Plan:
             reduction_factor=asha.reduction_factor,
         )
 
-    def shape(self, nodes: list[Node]) -> WorkerShape:
-        """The workers of one trial on these nodes."""
-        is_single_run = not self.space.dimensions
-        return worker_shape(self.conf.scaling, nodes, is_single_run=is_single_run)
+    def shape(self, nodes: list[Node], config: DictConfig | None = None) -> LaneShape:
+        """The workers of a trial on these nodes; `config` is its own, None: as the sweep has it.
 
-    def lane_settings(
-        self, shape: WorkerShape, *, storage_path: str, tracking_uri: str
-    ) -> LaneSettings:
-        """What lanes with workers of this shape need to know, for one driver run."""
+        Raises:
+            ConfigError: They do not fit.
+        """
+        scaling, backend = self.conf.scaling, self.conf.backend
+        if config is not None:
+            scaling = section(ScalingConf, config.hydra.sweeper.scaling, "scaling")
+            backend = section(BackendConf, config.hydra.sweeper.backend, "backend")
+        is_single_run = not self.space.dimensions
+        return lane_shape(scaling, backend, nodes, is_single_run=is_single_run)
+
+    def lane_settings(self, *, storage_path: str, tracking_uri: str) -> LaneSettings:
+        """What lanes need to know, for one driver run."""
         from heats.lane.lane import LaneSettings
 
         conf = self.conf
@@ -156,9 +166,6 @@ class Plan:
             objective=self.objective,
             asha=conf.asha if conf.scheduler is Scheduler.asha else None,
             lane=conf.lane,
-            num_workers=shape.num_workers,
-            use_gpu=shape.use_gpu,
-            resources_per_worker=shape.resources_per_worker,
             storage_path=storage_path,
             tracking_uri=tracking_uri,
             seed=conf.seed,
@@ -262,14 +269,14 @@ def _num_trials(conf: SweepConf, space: SearchSpace, study: Study) -> int:
 
 
 def _refuse_settings_as_dimensions(space: SearchSpace, config: DictConfig) -> None:
-    """Settings of the sweep itself cannot differ between its trials."""
+    """Settings of the sweep itself cannot differ between its trials; its workers can."""
     from omegaconf import OmegaConf
 
     sweeper = OmegaConf.to_container(config.hydra.sweeper, resolve=False)
     for key in space.dimensions:
         section = key.lstrip("+").partition(".")[0]
         is_ours = isinstance(sweeper, dict) and sweeper.get(section) == f"${{{section}}}"
-        if is_ours:
+        if is_ours and section not in _OF_TRIALS:
             msg = f"{key} is a setting of the whole sweep and cannot be searched over."
             raise ConfigError(msg)
 

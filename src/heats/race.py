@@ -44,12 +44,14 @@ from heats.trial import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from omegaconf import DictConfig
+
     from heats.compose import Composer
     from heats.config import SweepConf
     from heats.record import SweepRecord, TrialRecord
     from heats.study import Study
     from heats.tracking.ledger import Ledger
-    from heats.trial import Event, Fault, RunCreated
+    from heats.trial import Event, Fault, LaneShape, RunCreated
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +68,7 @@ class Race:
         ledger: Takes every event before anything else learns of it.
         study: Proposes points; already restored from the record.
         composer: Makes a trial's config of its overrides.
+        shape_of: The workers that a trial with this config needs; raises ConfigError.
         create_run: Makes a trial's MLflow run; None where that has to wait.
         sweep_job_dir: Holds the trials' folders and `optimization_results.yaml`; it exists.
         on_event: Is told of each event after it was written.
@@ -80,13 +83,15 @@ class Race:
         ledger: Ledger,
         study: Study,
         composer: Composer,
+        shape_of: Callable[[DictConfig], LaneShape],
         create_run: Callable[[TrialRecord], RunCreated | None],
         sweep_job_dir: Path,
         on_event: Callable[[Event], None],
     ) -> None:
         self._conf, self._num_trials = conf, num_trials
         self.sweep = record
-        self._ledger, self._study, self._composer = ledger, study, composer
+        self._ledger, self._study = ledger, study
+        self._composer, self._shape_of = composer, shape_of
         self._create_run = create_run
         self._job_dir, self._on_event = sweep_job_dir, on_event
         self._objective = record.objective
@@ -253,6 +258,7 @@ class Race:
         trial = self.sweep.trials[number]
         try:
             config = self._composer.compose(trial.overrides, number=number)
+            shape = self._shape_of(config)
         except ConfigError as exc:
             self._finish(number, Fate(TrialState.FAIL, None, str(exc)))
             return None
@@ -281,6 +287,7 @@ class Race:
             number=number,
             attempt=attempt,
             config=pickle.dumps(config),
+            shape=shape,
             run_id=trial.run_id,
             artifact_dir=artifact_dir,
             job_dir=str(job_dir),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from heats.checkpoints import orphans, remove
-from heats.cluster import capacity, dashboard_url, local_node, ray_cluster
+from heats.cluster import capacity, dashboard_url, live_nodes, local_node, ray_cluster
 from heats.config import Check, Isolation
 from heats.errors import ConfigError, ExitCode, HeatsError, LedgerError
 from heats.interrupts import Interrupts
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from hydra.types import HydraContext, TaskFunction
     from omegaconf import DictConfig
 
+    from heats.cluster import Node
     from heats.record import TrialRecord
     from heats.tracking.runs import Runs
     from heats.tracking.shipper import Shipper
@@ -101,6 +102,7 @@ def _execute(plan: Plan) -> int:
             tracking.result()  # A trial's run needs its parent.
             return runs.create_trial(trial)
 
+        nodes = [local_node(conf.cluster)]  # Of another cluster: those found on connecting to it.
         study = Study(plan.objective, plan.space, conf.sampler, conf.seed)
         study.restore(record)
         race = Race(
@@ -110,6 +112,7 @@ def _execute(plan: Plan) -> int:
             ledger=ledger,
             study=study,
             composer=plan.composer,
+            shape_of=lambda config: plan.shape(nodes, config),
             create_run=create_run,
             sweep_job_dir=plan.job_dir,
             on_event=on_event,
@@ -139,7 +142,7 @@ def _execute(plan: Plan) -> int:
                 if is_inline:
                     _run_inline(plan, race)
                 elif not race.is_done():
-                    _run_in_lanes(plan, race, view)
+                    _run_in_lanes(plan, race, view, nodes)
             is_finished = race.is_finished
             reason = race.reason or "all trials are done"
         except KeyboardInterrupt:
@@ -191,15 +194,16 @@ def _run_inline(plan: Plan, race: Race) -> None:
     )
 
 
-def _run_in_lanes(plan: Plan, race: Race, view: LiveView) -> None:
+def _run_in_lanes(plan: Plan, race: Race, view: LiveView, nodes: list[Node]) -> None:
     from heats.tune.loop import run_trials
 
     conf = plan.conf
     view.status("starting Ray" if conf.cluster.address is None else "connecting to Ray")
     with (
-        ray_cluster(conf.cluster) as nodes,
+        ray_cluster(conf.cluster) as found,
         tempfile.TemporaryDirectory(prefix="heats-lanes-", ignore_cleanup_errors=True) as folder,
     ):
+        nodes[:] = found
         shape = plan.shape(nodes)
         num_lanes = min(capacity(shape, nodes), plan.num_trials)
         num_lanes = min(num_lanes, conf.lane.max_concurrent or num_lanes)
@@ -210,9 +214,9 @@ def _run_in_lanes(plan: Plan, race: Race, view: LiveView) -> None:
             f"worker{'s' * (shape.num_workers > 1)}" + (f"; Ray dashboard at {url}" if url else "")
         )
         settings = plan.lane_settings(
-            shape, storage_path=folder, tracking_uri=race.sweep.start.tracking_uri
+            storage_path=folder, tracking_uri=race.sweep.start.tracking_uri
         )
-        run_trials(race, settings, num_lanes)
+        run_trials(race, settings, nodes=live_nodes, max_concurrent=conf.lane.max_concurrent)
 
 
 def _open_ledger(plan: Plan) -> tuple[Ledger, SweepRecord]:

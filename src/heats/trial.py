@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
-from heats.config import Direction
+from heats.config import Direction, Framework
 
 ParamValue = str | int | float | bool | None
 
@@ -74,6 +74,29 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True)
+class LaneShape:
+    """The workers of one trial: how many, what each reserves, and how they are joined.
+
+    `framework`, `backend` (of torch's process group, None: nccl where each worker has a GPU of its
+    own, else gloo) and `timeout_s` (of its collectives) are those of `BackendConf`. Trials of equal
+    shape can share a lane.
+    """
+
+    num_workers: int
+    use_gpu: bool
+    resources_per_worker: dict[str, float]
+    framework: Framework = Framework.torch
+    backend: str | None = None
+    timeout_s: int = 1800
+
+    def __hash__(self) -> int:
+        """Equal shapes have equal hashes."""
+        resources = tuple(sorted(self.resources_per_worker.items()))
+        rest = self.framework, self.backend, self.timeout_s
+        return hash((self.num_workers, self.use_gpu, resources, *rest))
+
+
+@dataclass(frozen=True, slots=True)
 class TrialSpec:
     """One attempt at a trial, as a lane needs it.
 
@@ -84,6 +107,7 @@ class TrialSpec:
     number: int
     attempt: int
     config: bytes = field(repr=False)
+    shape: LaneShape
     run_id: str | None
     artifact_dir: str
     job_dir: str

@@ -37,6 +37,8 @@ class Case(Enum):
     uneven = "uneven"
     preempted = "preempted"
     raises = "raises"
+    sizes = "sizes"
+    slow = "slow"
 
 
 @dataclass
@@ -87,7 +89,12 @@ def _train(cfg: Probe) -> None:
     start = _epoch_of(ray.train.get_checkpoint())
     Path(cfg.folder).mkdir(exist_ok=True)
     done = Path(cfg.folder, f"epochs-{HydraConfig.get().job.num}-{rank}")
+    if cfg.case is Case.sizes and ray.train.get_context().get_world_size() != cfg.x:
+        msg = f"{ray.train.get_context().get_world_size()} workers instead of {cfg.x}"
+        raise ValueError(msg)
     for epoch in range(start + 1, cfg.epochs + 1):
+        if cfg.case is Case.slow:
+            time.sleep(1)
         if cfg.case is Case.hangs and cfg.x == 1 and epoch == 3:
             Path(cfg.folder, "hanging").write_text(str(os.getpid()))
             time.sleep(600)

@@ -7,8 +7,11 @@ import os
 import re
 import runpy
 import shutil
+import signal
+import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -197,6 +200,67 @@ def test_trial_goes_on_in_another_lane_when_the_process_of_its_own_is_killed(
     assert record.counts()[TrialState.COMPLETE] == 3
     assert [trial.attempts for _, trial in sorted(record.trials.items())] == [1, 2, 1]
     assert [report.metrics["start"] for report in record.trials[1].reports] == [0, 0, 0, 3, 3, 3]
+
+
+def test_trials_of_several_shapes_get_lanes_of_them(
+    run_probe: Callable[..., SweepRecord],
+) -> None:
+    record = run_probe(
+        "sizes",
+        "x=1,2,1,2,1",
+        "hydra.sweeper.scaling.num_workers='${x}'",
+        "hydra.sweeper.scheduler=none",
+        "hydra.sweeper.cluster.num_cpus=4",
+        "hydra.sweeper.lane.max_concurrent=1",
+        "hydra/sweeper/sampler=grid",
+    )
+    assert record.counts()[TrialState.COMPLETE] == 5
+
+
+def test_lanes_follow_a_cluster_that_grows_and_shrinks(
+    run_probe: Callable[..., SweepRecord], ray_cluster: str, tmp_path: Path
+) -> None:
+    """On 4 CPUs one trial of 3 runs at a time; a second node of 3 comes, and goes again."""
+    node: list[subprocess.Popen[bytes]] = []
+
+    def join_and_leave() -> None:
+        steps = tmp_path / "probes"
+        while not (steps / "epochs-0-0").exists():
+            time.sleep(0.2)
+        node.append(start_node(ray_cluster, tmp_path / "node.log"))
+        while len(list(steps.glob("epochs-*-0"))) < 2:
+            time.sleep(0.2)
+        time.sleep(2)
+        node[0].send_signal(signal.SIGINT)
+
+    with ThreadPoolExecutor(1) as threads:
+        watching = threads.submit(join_and_leave)
+        record = run_probe(
+            "slow",
+            "x=0,1,2",
+            "epochs=30",
+            "hydra.sweeper.scheduler=none",
+            "hydra.sweeper.scaling.resources_per_worker={CPU:3}",
+        )
+        watching.result(timeout=60)
+    node[0].wait(60)
+    trials = [record.trials[number] for number in range(3)]
+    assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 3
+    first, second = trials[0].spans[0], trials[1].spans[0]
+    assert second[0] < first[1], "they ran at the same time"
+    assert sum(trial.attempts for trial in trials) == 4, "the one on the node that left came again"
+    for trial in trials:
+        assert [report.resource for report in trial.reports] == list(range(1, 31))
+
+
+def start_node(address: str, log: Path) -> subprocess.Popen[bytes]:
+    """A node with 3 CPUs that joins the cluster, until it is interrupted."""
+    with log.open("wb") as file:
+        return subprocess.Popen(
+            ["ray", "start", "--block", "--num-cpus=3", "--num-gpus=0", f"--address={address}"],
+            stdout=file,
+            stderr=file,
+        )
 
 
 def test_ray_train_says_the_same_in_every_isolation(

@@ -33,11 +33,11 @@ from ray.tune.execution.tune_controller import TuneController
 
 from heats import cluster
 from heats.errors import TrialStoppedError
+from heats.lane.backend import WorkerTorchBackend
 from heats.lane.context import inline_context, turn_context
 from heats.lane.messages import RankReport, Turn, VerdictRequest
 from heats.lane.pulse import Pulse
-from heats.lane.trainer import WorkerTorchBackend
-from heats.trial import Report, TrialSpec, Verdict
+from heats.trial import LaneShape, Report, TrialSpec, Verdict
 from heats.tune import loop
 
 if TYPE_CHECKING:
@@ -342,6 +342,7 @@ def spec_in(folder: Path, number: int = 7) -> TrialSpec:
         number=number,
         attempt=0,
         config=b"",
+        shape=LaneShape(1, False, {"CPU": 1.0}),
         run_id=None,
         artifact_dir=str(folder / f"artifacts-{number}"),
         job_dir=str(folder),

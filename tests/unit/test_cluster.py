@@ -4,9 +4,10 @@ import os
 
 import pytest
 
-from heats.cluster import Node, WorkerShape, capacity, local_node, worker_shape
-from heats.config import ClusterConf, ScalingConf
+from heats.cluster import Node, capacity, fits, lane_shape, local_node
+from heats.config import BackendConf, ClusterConf, ScalingConf
 from heats.errors import ConfigError
+from heats.trial import LaneShape
 
 CPUS = [Node({"CPU": 8.0})]
 GPUS = [Node({"CPU": 8.0, "GPU": 4.0}), Node({"CPU": 16.0, "GPU": 2.0})]
@@ -16,26 +17,26 @@ MIXED = [Node({"CPU": 8.0}), Node({"CPU": 4.0, "GPU": 1.0})]
 @pytest.mark.parametrize(
     ("nodes", "is_single_run", "conf", "shape"),
     [
-        (CPUS, False, ScalingConf(), WorkerShape(1, False, {"CPU": 1.0})),
-        (CPUS, True, ScalingConf(), WorkerShape(1, False, {"CPU": 8.0})),
-        (CPUS, True, ScalingConf(num_workers=2), WorkerShape(2, False, {"CPU": 1.0})),
-        (GPUS, False, ScalingConf(), WorkerShape(1, True, {"GPU": 1.0})),
-        (GPUS, False, ScalingConf(num_workers=4), WorkerShape(4, True, {"GPU": 1.0})),
-        (GPUS, True, ScalingConf(), WorkerShape(6, True, {"GPU": 1.0})),
-        (GPUS, True, ScalingConf(use_gpu=False), WorkerShape(1, False, {"CPU": 16.0})),
-        (MIXED, True, ScalingConf(), WorkerShape(1, True, {"GPU": 1.0})),
+        (CPUS, False, ScalingConf(), LaneShape(1, False, {"CPU": 1.0})),
+        (CPUS, True, ScalingConf(), LaneShape(1, False, {"CPU": 8.0})),
+        (CPUS, True, ScalingConf(num_workers=2), LaneShape(2, False, {"CPU": 1.0})),
+        (GPUS, False, ScalingConf(), LaneShape(1, True, {"GPU": 1.0})),
+        (GPUS, False, ScalingConf(num_workers=4), LaneShape(4, True, {"GPU": 1.0})),
+        (GPUS, True, ScalingConf(), LaneShape(6, True, {"GPU": 1.0})),
+        (GPUS, True, ScalingConf(use_gpu=False), LaneShape(1, False, {"CPU": 16.0})),
+        (MIXED, True, ScalingConf(), LaneShape(1, True, {"GPU": 1.0})),
         (
             GPUS,
             False,
             ScalingConf(resources_per_worker={"GPU": 0.5, "CPU": 2.0}),
-            WorkerShape(1, True, {"GPU": 0.5, "CPU": 2.0}),
+            LaneShape(1, True, {"GPU": 0.5, "CPU": 2.0}),
         ),
     ],
 )
 def test_shape_of_a_trial_follows_what_the_cluster_has(
-    nodes: list[Node], is_single_run: bool, conf: ScalingConf, shape: WorkerShape
+    nodes: list[Node], is_single_run: bool, conf: ScalingConf, shape: LaneShape
 ) -> None:
-    assert worker_shape(conf, nodes, is_single_run=is_single_run) == shape
+    assert lane_shape(conf, BackendConf(), nodes, is_single_run=is_single_run) == shape
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,7 @@ def test_trial_that_does_not_fit_is_refused_with_what_there_is(
     nodes: list[Node], conf: ScalingConf, told: list[str]
 ) -> None:
     with pytest.raises(ConfigError) as refused:
-        worker_shape(conf, nodes, is_single_run=False)
+        lane_shape(conf, BackendConf(), nodes, is_single_run=False)
     for part in told:
         assert part in str(refused.value)
 
@@ -64,20 +65,20 @@ def test_trial_that_does_not_fit_is_refused_with_what_there_is(
 @pytest.mark.parametrize(
     ("shape", "nodes", "num_trials"),
     [
-        (WorkerShape(1, False, {"CPU": 1.0}), CPUS, 8),
-        (WorkerShape(3, False, {"CPU": 1.0}), CPUS, 2),
-        (WorkerShape(1, False, {"CPU": 3.0}), CPUS, 2),
-        (WorkerShape(1, True, {"GPU": 1.0}), GPUS, 6),
-        (WorkerShape(1, True, {"GPU": 1.0, "CPU": 4.0}), GPUS, 4),
-        (WorkerShape(1, True, {"GPU": 0.1}), MIXED, 10),
-        (WorkerShape(1, False, {"CPU": 0.1}), [Node({"CPU": 0.3})], 3),
-        (WorkerShape(2, True, {"GPU": 1.0}), MIXED, 0),
-        (WorkerShape(1, False, {"CPU": 1.0, "GPU": 0.0}), CPUS, 8),
-        (WorkerShape(1, False, {"CPU": 1.0}), [], 0),
+        (LaneShape(1, False, {"CPU": 1.0}), CPUS, 8),
+        (LaneShape(3, False, {"CPU": 1.0}), CPUS, 2),
+        (LaneShape(1, False, {"CPU": 3.0}), CPUS, 2),
+        (LaneShape(1, True, {"GPU": 1.0}), GPUS, 6),
+        (LaneShape(1, True, {"GPU": 1.0, "CPU": 4.0}), GPUS, 4),
+        (LaneShape(1, True, {"GPU": 0.1}), MIXED, 10),
+        (LaneShape(1, False, {"CPU": 0.1}), [Node({"CPU": 0.3})], 3),
+        (LaneShape(2, True, {"GPU": 1.0}), MIXED, 0),
+        (LaneShape(1, False, {"CPU": 1.0, "GPU": 0.0}), CPUS, 8),
+        (LaneShape(1, False, {"CPU": 1.0}), [], 0),
     ],
 )
 def test_capacity_counts_trials_whose_workers_fit_on_a_node(
-    shape: WorkerShape, nodes: list[Node], num_trials: int
+    shape: LaneShape, nodes: list[Node], num_trials: int
 ) -> None:
     assert capacity(shape, nodes) == num_trials
 
@@ -97,3 +98,32 @@ def test_local_node_has_the_visible_devices(
     node = local_node(ClusterConf())
     assert node.resources.get("GPU", 0) == num_gpus
     assert node.resources["CPU"] == len(os.sched_getaffinity(0))
+
+
+GPU_1, GPU_HALF, GPU_2 = (
+    LaneShape(1, True, {"GPU": 1.0}),
+    LaneShape(1, True, {"GPU": 0.5}),
+    LaneShape(2, True, {"GPU": 1.0}),
+)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "gpus", "fit"),
+    [
+        ([GPU_HALF] * 4, [2], True),
+        ([GPU_HALF] * 5, [2], False),
+        ([GPU_HALF, GPU_HALF, GPU_1], [2], True),
+        ([GPU_HALF, GPU_1, GPU_HALF], [2], True),
+        ([GPU_HALF, GPU_HALF, GPU_HALF, GPU_1], [2], False),
+        ([GPU_2, GPU_HALF], [2], False),
+        ([GPU_2, GPU_HALF], [1, 2], True),
+        ([LaneShape(1, True, {"GPU": 0.6})] * 3, [2], False),  # Only one fits on a device.
+        ([LaneShape(1, True, {"GPU": 2.0})], [1, 1], False),  # A worker never spans nodes.
+        ([LaneShape(1, True, {"GPU": 2.0}), GPU_1], [2, 1], True),
+        ([], [], True),
+    ],
+)
+def test_lanes_of_several_shapes_share_devices(
+    shapes: list[LaneShape], gpus: list[int], fit: bool
+) -> None:
+    assert fits(shapes, [Node({"CPU": 8.0, "GPU": float(count)}) for count in gpus]) is fit

@@ -10,6 +10,7 @@ from heats.lane.worker import serve_turns
 if TYPE_CHECKING:
     from heats.lane.lane import LaneSettings
     from heats.lane.worker import WorkerSettings
+    from heats.trial import LaneShape
 
 
 class WorkerGroup(Protocol):
@@ -19,7 +20,7 @@ class WorkerGroup(Protocol):
         """Address of this process that the ranks can reach."""
         ...
 
-    def run(self, worker: WorkerSettings, lane: LaneSettings) -> None:
+    def run(self, worker: WorkerSettings, lane: LaneSettings, shape: LaneShape) -> None:
         """Run the ranks until all of them have left; raises what ended them otherwise."""
         ...
 
@@ -42,21 +43,23 @@ class RayWorkerGroup:
 
         return str(ray.util.get_node_ip_address())
 
-    def run(self, worker: WorkerSettings, lane: LaneSettings) -> None:
+    def run(self, worker: WorkerSettings, lane: LaneSettings, shape: LaneShape) -> None:
         """Fit a trainer whose train function serves turns."""
         import ray.train
 
+        from heats.lane.backend import backend_config
         from heats.lane.trainer import LaneTrainer
 
         trainer = LaneTrainer(
             serve_turns,
+            backend_config=backend_config(shape),
             reserve=self._reservation.make,
             start_timeout_s=lane.lane.start_timeout_s,
             train_loop_config={"worker": worker},
             scaling_config=ray.train.ScalingConfig(
-                num_workers=lane.num_workers,
-                use_gpu=lane.use_gpu,
-                resources_per_worker=lane.resources_per_worker,
+                num_workers=shape.num_workers,
+                use_gpu=shape.use_gpu,
+                resources_per_worker=shape.resources_per_worker,
             ),
             run_config=ray.train.RunConfig(
                 name=f"lane-{secrets.token_hex(8)}",

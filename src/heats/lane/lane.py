@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from heats.lane.group import WorkerGroup
     from heats.lane.messages import RankMessage
     from heats.lane.task import TaskRef
-    from heats.trial import Objective, Report, TrialSpec
+    from heats.trial import LaneShape, Objective, Report, TrialSpec
 
 logger = logging.getLogger(__name__)
 
@@ -51,9 +51,9 @@ _CAUSE_S = 1.0
 class LaneSettings:
     """Everything a lane needs that does not change from trial to trial.
 
-    `asha` None: no report needs a decision, so verdicts never wait. `resources_per_worker` are
-    Ray's; `storage_path` is where Ray Train keeps what is the lane's own; `sweep_id` is this driver
-    run's own, and names what its lanes reserve.
+    `asha` None: no report needs a decision, so verdicts never wait. `storage_path` is where Ray
+    Train keeps what is the lane's own; `sweep_id` is this driver run's own, and names what its
+    lanes reserve.
     """
 
     sweep_id: str
@@ -61,9 +61,6 @@ class LaneSettings:
     objective: Objective
     asha: AshaConf | None
     lane: LaneConf
-    num_workers: int
-    use_gpu: bool
-    resources_per_worker: dict[str, float]
     storage_path: str
     tracking_uri: str
     seed: int
@@ -77,9 +74,12 @@ class Lane:
     early; `close` at the end.
     """
 
-    def __init__(self, settings: LaneSettings, group: WorkerGroup | None = None) -> None:
-        """Start the ranks; `group` None: in a `TorchTrainer` run."""
-        self._settings = settings
+    def __init__(
+        self, settings: LaneSettings, shape: LaneShape, group: WorkerGroup | None = None
+    ) -> None:
+        """Start the ranks; `group` None: in a Ray Train run."""
+        self.shape = shape
+        self._settings, self._num_workers = settings, shape.num_workers
         self._group = group or RayWorkerGroup(settings.sweep_id)
         self._changed = threading.Condition()
         self._ready: set[int] = set()
@@ -113,7 +113,7 @@ class Lane:
         with self._changed:
             self._num_turns += 1
             turn = Turn(self._num_turns, spec)
-            self._turn = RunningTurn(turn, own.num_workers, own.objective, own.asha)
+            self._turn = RunningTurn(turn, self._num_workers, own.objective, own.asha)
 
     def gather(self) -> tuple[list[Report], Outcome | None]:
         """Reports since the last call, once there is something to decide or enough time passed.
@@ -177,7 +177,7 @@ class Lane:
             return
         self._is_closing = True
         grace_s = self._settings.lane.stop_grace_s
-        is_whole = len(self._ready) == self._settings.num_workers and self._loss is None
+        is_whole = len(self._ready) == self._num_workers and self._loss is None
         if is_whole and not is_broken:
             for rank in self._ready:
                 try:
@@ -206,7 +206,7 @@ class Lane:
         )
         reason = "its worker group ended"
         try:
-            self._group.run(worker, own)
+            self._group.run(worker, own, self.shape)
         except BaseException as exc:  # noqa: BLE001 - whatever ended the run is the lane's end
             reason = f"its worker group ended with {type(exc).__name__}: {exc}"
         kills = num_oom_kills() - self._num_oom_kills
@@ -315,7 +315,7 @@ class Lane:
     def _post(self, turn: RunningTurn, until: float) -> bool:
         """Give the ranks their turn; False where they are not there by `until`, or never will."""
         own = self._settings
-        while len(self._ready) < own.num_workers and self._loss is None:
+        while len(self._ready) < self._num_workers and self._loss is None:
             if time.monotonic() > self._started_s + own.lane.start_timeout_s:
                 self._lose(
                     Fault.start_timeout,
@@ -327,7 +327,7 @@ class Lane:
                 return False
         if self._loss is not None:
             return False
-        for rank in range(own.num_workers):
+        for rank in range(self._num_workers):
             try:
                 self._mailbox.post(rank, turn.turn)
             except OSError as exc:

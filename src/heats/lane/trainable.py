@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ray.tune.experiment import Trial
 
     from heats.lane.lane import LaneSettings
-    from heats.trial import Outcome, TrialSpec
+    from heats.trial import LaneShape, Outcome, TrialSpec
 
 logger = logging.getLogger(__name__)
 
@@ -43,19 +43,20 @@ class LaneTrainable(tune.Trainable):
     before anything else of a new trial, so a turn starts in its first `step`.
     """
 
-    make_lane: Callable[[LaneSettings], Lane] = Lane
+    make_lane: Callable[[LaneSettings, LaneShape], Lane] = Lane
 
     def setup(self, config: dict[str, Any]) -> None:
         """Start the lane; its workers load while Tune goes on."""
         self._settings: LaneSettings = config["settings"]
-        self._spec: TrialSpec | None = config["spec"]
-        self._lane = self.make_lane(self._settings)
+        spec: TrialSpec = config["spec"]
+        self._spec: TrialSpec | None = spec
+        self._lane = self.make_lane(self._settings, spec.shape)
 
     def step(self) -> dict[str, Any]:
         """Reports up to the next decision, and the outcome when the turn is over."""
         if self._spec is not None:
             spec, self._spec = self._spec, None
-            self._renew_if_needed()
+            self._renew_if_needed(spec.shape)
             self._lane.begin(spec)
         reports, outcome = self._lane.gather()
         if outcome is not None and outcome.fault is not None:
@@ -96,13 +97,15 @@ class LaneTrainable(tune.Trainable):
         """Close the lane where it cannot be trusted any more; what is known of the fault then."""
         assert outcome.fault is not None  # noqa: S101 - the caller's condition
         is_lost = self._lane.loss is not None
-        if is_lost or ends_lane(outcome.fault, self._settings.num_workers):
+        if is_lost or ends_lane(outcome.fault, self._lane.shape.num_workers):
             was_the_loss = outcome is self._lane.loss
             self._lane.close(is_broken=is_lost)
             if was_the_loss and self._lane.loss is not None:
                 return self._lane.loss
         return outcome
 
-    def _renew_if_needed(self) -> None:
+    def _renew_if_needed(self, shape: LaneShape) -> None:
+        if self._lane.shape != shape:
+            self._lane.close()
         if not self._lane.is_usable:
-            self._lane = self.make_lane(self._settings)
+            self._lane = self.make_lane(self._settings, shape)

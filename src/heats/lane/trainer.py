@@ -12,14 +12,9 @@ Verified on ray 2.60; tests/integration/test_ray_contract.py covers the private 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import ray
-from ray.train._internal.utils import get_address_and_port
-from ray.train.backend import Backend, BackendConfig
 from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 from ray.train.v2._internal.execution.controller.controller import TrainController
@@ -30,19 +25,19 @@ from ray.train.v2._internal.execution.worker_group.placement_group_handle import
     DefaultPlacementGroupHandle,
 )
 from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup
-from ray.train.v2._internal.util import TrainingFramework
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+from heats.lane.preemption import PreemptionCallback
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType
 
     from ray.train import Result
     from ray.util.placement_group import PlacementGroup
 
 
 class LaneTrainer(DataParallelTrainer):
-    """A `TorchTrainer` whose `fit` needs no processes but the workers'.
+    """A data-parallel trainer whose `fit` needs no processes but the workers'.
 
     `reserve(bundles, strategy)` makes the workers' placement group, which may take
     `start_timeout_s` seconds to be ready.
@@ -56,13 +51,14 @@ class LaneTrainer(DataParallelTrainer):
         start_timeout_s: float,
         **options: Any,
     ) -> None:
-        super().__init__(train_loop_per_worker, backend_config=WorkerTorchConfig(), **options)
+        super().__init__(train_loop_per_worker, **options)
         self._reserve, self._start_timeout_s = reserve, start_timeout_s
 
     def _create_default_callbacks(self) -> list[Any]:
         unneeded = (PlacementGroupCleanerCallback, DatasetsCallback)
         callbacks = super()._create_default_callbacks()
-        return [each for each in callbacks if not isinstance(each, unneeded)]
+        needed = [each for each in callbacks if not isinstance(each, unneeded)]
+        return [*needed, PreemptionCallback()]
 
     def _initialize_and_run_controller(self, **arguments: Any) -> Result:
         own_reserve, own_timeout_s = self._reserve, self._start_timeout_s
@@ -147,102 +143,3 @@ class FixedSize(FixedScalingPolicy):
 
     def _maybe_send_resource_request(self) -> None:
         """Nothing."""
-
-
-@dataclass
-class WorkerTorchConfig(BackendConfig):
-    """What `ray.train.torch.TorchConfig()` does, with torch loaded by the workers alone."""
-
-    @property
-    def backend_cls(self) -> type[Backend]:
-        """Sets the process group up."""
-        return WorkerTorchBackend
-
-    @property
-    def train_func_context(self) -> type[WorkerDevice]:
-        """Wraps the train function."""
-        return WorkerDevice
-
-    @property
-    def framework(self) -> TrainingFramework:
-        """What the run is said to use."""
-        return TrainingFramework.TORCH
-
-
-class WorkerTorchBackend(Backend):
-    """Starts and ends the workers' torch process group: nccl where they have GPUs, else gloo."""
-
-    share_cuda_visible_devices = True
-
-    def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:
-        """Let every worker join; returns when all of them have."""
-        del backend_config
-        has_gpus = worker_group.get_resources_per_worker().get("GPU", 0) > 0
-        address, port = worker_group.execute_single(0, get_address_and_port)
-        joining = [
-            worker_group.execute_single_async(
-                rank,
-                _join_process_group,
-                backend="nccl" if has_gpus else "gloo",
-                own_rank=rank,
-                world_size=len(worker_group),
-                address=address,
-                port=port,
-            )
-            for rank in range(len(worker_group))
-        ]
-        ray.get(joining)
-
-    def on_shutdown(self, worker_group: Any, backend_config: BackendConfig) -> None:
-        """Nothing: the workers' processes end with their lane."""
-
-
-class WorkerDevice:
-    """In a worker: the current CUDA device is the worker's own, as `TorchTrainer` has it."""
-
-    def __enter__(self) -> None:
-        """Set the device."""
-        from ray.train.torch.config import TorchConfigContextManager
-
-        TorchConfigContextManager().__enter__()
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing to put back."""
-
-
-def _join_process_group(
-    *, backend: str, own_rank: int, world_size: int, address: str, port: int
-) -> None:
-    from ray.train.torch.config import TorchConfig, _set_torch_distributed_env_vars
-    from ray.train.torch.config import _setup_torch_process_group as setup
-
-    _listen_for_preemption()  # Here, as only a main thread may: turns are served in another.
-    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address, str(port)
-    _set_torch_distributed_env_vars()
-    setup(backend, own_rank, world_size, "env://", TorchConfig().timeout_s)
-
-
-def on_preemption(tell: Callable[[], None]) -> None:
-    """Have `tell` called in this worker when it is sent SIGTERM, which then does not end it.
-
-    Where `tell` raises OSError, because there is nobody to be told, the worker ends as Ray has it.
-    """
-    _told.append(tell)
-
-
-_told: list[Callable[[], None]] = []
-
-
-def _listen_for_preemption() -> None:
-    ends = signal.getsignal(signal.SIGTERM)
-
-    def on_sigterm(number: int, frame: FrameType | None) -> None:
-        try:
-            for tell in _told:
-                tell()
-        except OSError:
-            _told.clear()
-        if not _told and callable(ends):
-            ends(number, frame)
-
-    signal.signal(signal.SIGTERM, on_sigterm)

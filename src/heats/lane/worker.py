@@ -53,9 +53,9 @@ def serve_turns(settings: dict[str, WorkerSettings]) -> None:
     """The train function of a lane's `TorchTrainer` run: serve turns until there are no more."""
     from heats.lane.context import quiet_ray_train, rank_and_world_size
     from heats.lane.output import output_to
+    from heats.lane.preemption import on_preemption
     from heats.lane.pulse import Pulse
     from heats.lane.reset import RankState
-    from heats.lane.trainer import on_preemption
 
     own = settings["worker"]
     rank, _ = rank_and_world_size()

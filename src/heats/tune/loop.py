@@ -5,15 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from heats.errors import HeatsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ray.tune import PlacementGroupFactory
+    from ray.tune.execution.tune_controller import TuneController
     from ray.tune.experiment import Trial
 
+    from heats.cluster import Node
     from heats.lane.lane import LaneSettings
     from heats.trial import Coordinator, Outcome, Report, TrialSpec, Verdict
 
@@ -27,36 +30,57 @@ _TUNE_ENV = {
     "TUNE_GLOBAL_CHECKPOINT_S": "1000000000",  # Tune's snapshots: nobody would read them.
     "RAY_AIR_NEW_OUTPUT": "0",  # The new output prints a table whatever `verbose` says.
     "TUNE_WARN_THRESHOLD_S": "30",
+    "TUNE_MAX_PENDING_TRIALS_PG": "1000",  # How many lanes start at once is the pool's to say.
 }
 
 
-def run_trials(coordinator: Coordinator, settings: LaneSettings, max_concurrent: int) -> None:
-    """Run the coordinator's trials in at most `max_concurrent` lanes until it is done.
+def run_trials(
+    coordinator: Coordinator,
+    settings: LaneSettings,
+    *,
+    nodes: Callable[[], list[Node]],
+    max_concurrent: int | None,
+) -> None:
+    """Run the coordinator's trials in lanes until it is done.
+
+    Args:
+        coordinator: Says what runs, and learns how it went.
+        settings: Of the lanes.
+        nodes: The cluster's nodes as they are now: it may grow and shrink.
+        max_concurrent: Most lanes at work at once; None: as many as fit.
 
     Raises:
         HeatsError: Ray Tune itself failed. What the coordinator raises is raised as it is.
     """
     from ray import tune
 
+    from heats.lane.idle import IdleLanes, Shapes
+    from heats.lane.pool import LanePool
     from heats.lane.reservation import free_reservations, free_reservations_soon
     from heats.lane.trainable import LaneTrainable
     from heats.tune.scheduler import VerdictScheduler
     from heats.tune.search import TrialSearcher
 
-    os.environ.update(_TUNE_ENV, TUNE_MAX_PENDING_TRIALS_PG=str(max_concurrent))
+    os.environ.update(_TUNE_ENV)
     remembering = _Remembering(coordinator)
+    pool, shapes = LanePool(nodes, max_concurrent), Shapes()
+
+    def resources(config: dict[str, Any]) -> PlacementGroupFactory:
+        return shapes.resources(config["spec"].shape)
+
+    def on_first_trial(tune_controller: TuneController) -> None:
+        IdleLanes.install(tune_controller, pool, shapes)
 
     def on_lane_death() -> None:
         free_reservations_soon(settings.sweep_id)
 
-    # A lane's own process needs nothing but a little memory: its workers reserve what they need.
-    trainable = tune.with_resources(LaneTrainable, {"CPU": 0, "memory": 1})
+    trainable = tune.with_resources(LaneTrainable, resources)
     with tempfile.TemporaryDirectory(prefix="heats-tune-", ignore_cleanup_errors=True) as folder:
         tuner = tune.Tuner(
             trainable,
             tune_config=tune.TuneConfig(
-                search_alg=TrialSearcher(remembering, settings, max_concurrent),
-                scheduler=VerdictScheduler(remembering, on_lane_death),
+                search_alg=TrialSearcher(remembering, settings, pool),
+                scheduler=VerdictScheduler(remembering, on_first_trial, on_lane_death),
                 num_samples=-1,
                 reuse_actors=True,
                 trial_name_creator=_name,

@@ -24,17 +24,28 @@ if TYPE_CHECKING:
 class VerdictScheduler(FIFOScheduler):
     """Passes every result of a lane to the coordinator and its verdict to Tune.
 
-    `on_lane_death` is called when the process of a lane has died.
+    `on_trial` is called with Tune's controller for each trial before anything is done for it;
+    `on_lane_death` when the process of a lane has died.
     """
 
-    def __init__(self, coordinator: Coordinator, on_lane_death: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        on_trial: Callable[[TuneController], None],
+        on_lane_death: Callable[[], None],
+    ) -> None:
         super().__init__()
         self._coordinator = coordinator
-        self._on_lane_death = on_lane_death
+        self._on_trial, self._on_lane_death = on_trial, on_lane_death
 
     def __getstate__(self) -> dict[str, Any]:
         """Nothing: the Tuner writes itself to a file that nobody will read."""
         return {}
+
+    def on_trial_add(self, tune_controller: TuneController, trial: Trial) -> None:
+        """Tune has taken a suggestion."""
+        super().on_trial_add(tune_controller, trial)
+        self._on_trial(tune_controller)
 
     def on_trial_result(
         self, tune_controller: TuneController, trial: Trial, result: dict[str, Any]

@@ -6,33 +6,42 @@ from typing import TYPE_CHECKING, Any
 
 from ray.tune.search import Searcher
 
+from heats.trial import Ending, Outcome
+
 if TYPE_CHECKING:
     from heats.lane.lane import LaneSettings
-    from heats.trial import Coordinator
+    from heats.lane.pool import LanePool
+    from heats.trial import Coordinator, TrialSpec
 
 
 class TrialSearcher(Searcher):
-    """Suggests the coordinator's next trial while fewer than `max_concurrent` run."""
+    """Suggests the coordinator's next trial where the pool has a lane for it.
 
-    def __init__(
-        self, coordinator: Coordinator, settings: LaneSettings, max_concurrent: int
-    ) -> None:
+    What a trial needs is known only once it is asked for: one whose shape has no room yet waits
+    here, and is the next to run.
+    """
+
+    def __init__(self, coordinator: Coordinator, settings: LaneSettings, pool: LanePool) -> None:
         super().__init__()
-        self._coordinator, self._settings = coordinator, settings
-        self._max_concurrent = max_concurrent
-        self._running: set[str] = set()
+        self._coordinator, self._settings, self._pool = coordinator, settings, pool
+        self._waiting: TrialSpec | None = None
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         """The config of the next Tune trial; FINISHED where there will be none any more."""
         if self._coordinator.is_done():
+            if self._waiting is not None:
+                self._coordinator.end(self._waiting.number, Outcome(Ending.STOPPED))
+                self._waiting = None
             finished: str = Searcher.FINISHED
             return finished
-        if len(self._running) >= self._max_concurrent:
+        if self._waiting is None:
+            if not self._pool.may_admit():
+                return None
+            self._waiting = self._coordinator.next_trial()
+        spec = self._waiting
+        if spec is None or not self._pool.admit(trial_id, spec.shape):
             return None
-        spec = self._coordinator.next_trial()
-        if spec is None:
-            return None
-        self._running.add(trial_id)
+        self._waiting = None
         return {"spec": spec, "settings": self._settings}
 
     def on_trial_complete(
@@ -40,7 +49,7 @@ class TrialSearcher(Searcher):
     ) -> None:
         """Free the place; what happened went through the scheduler."""
         del result, error
-        self._running.discard(trial_id)
+        self._pool.leave(trial_id)
 
     def __getstate__(self) -> dict[str, Any]:
         """Nothing: the Tuner writes itself to a file that nobody will read."""

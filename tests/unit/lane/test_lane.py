@@ -24,7 +24,7 @@ from heats.lane.messages import (
     VerdictRequest,
 )
 from heats.lane.task import TaskRef
-from heats.trial import Ending, Fault, Objective, Outcome, Report, TrialSpec, Verdict
+from heats.trial import Ending, Fault, LaneShape, Objective, Outcome, Report, TrialSpec, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -112,7 +112,7 @@ class Group:
     def host(self) -> str:
         return "127.0.0.1"
 
-    def run(self, worker: WorkerSettings, lane: LaneSettings) -> None:
+    def run(self, worker: WorkerSettings, lane: LaneSettings, shape: LaneShape) -> None:
         self.workers.put(worker)
         self._is_over.wait()
         if self._error is not None:
@@ -144,15 +144,12 @@ class Lanes:
             objective=Objective("loss", Direction.minimize),
             asha=asha,
             lane=LaneConf(**{**values, **conf}),
-            num_workers=num_ranks,
-            use_gpu=False,
-            resources_per_worker={"CPU": 1.0},
             storage_path="lanes",
             tracking_uri="sqlite:///mlflow.db",
             seed=0,
             system_interval_s=None,
         )
-        self._lanes.append(Lane(settings, self.group))
+        self._lanes.append(Lane(settings, LaneShape(num_ranks, False, {"CPU": 1.0}), self.group))
         return self._lanes[-1]
 
     def with_ranks(self, num_ranks: int = 1, **options: Any) -> tuple[Lane, list[Rank]]:

@@ -9,7 +9,7 @@ from heats.config import Direction, Isolation, LaneConf
 from heats.lane.lane import Lane, LaneSettings
 from heats.lane.task import TaskRef
 from heats.lane.trainable import OUTCOME, REPORTS, LaneTrainable
-from heats.trial import Ending, Fault, Objective, Outcome, Report, TrialSpec
+from heats.trial import Ending, Fault, LaneShape, Objective, Outcome, Report, TrialSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,8 +23,8 @@ REPORT = Report(0.0, {"loss": 0.5})
 class ScriptedLane(Lane):
     """Gives what a test wrote down, and notes what is asked of it."""
 
-    def __init__(self, script: list[tuple[list[Report], Outcome | None]]) -> None:
-        self._script = script
+    def __init__(self, script: list[tuple[list[Report], Outcome | None]], shape: LaneShape) -> None:
+        self._script, self.shape = script, shape
         self.notes: list[Any] = []
         self.stops = True
         self._is_open = True
@@ -66,7 +66,7 @@ class Lanes:
 
     def trainable(self) -> LaneTrainable:
         class Scripted(LaneTrainable):
-            make_lane: Callable[[LaneSettings], Lane] = staticmethod(self._make)
+            make_lane: Callable[[LaneSettings, LaneShape], Lane] = staticmethod(self._make)
 
         trainable: LaneTrainable = Scripted.__new__(Scripted)  # Tune's own set-up needs Ray.
         settings = LaneSettings(
@@ -75,19 +75,19 @@ class Lanes:
             objective=Objective("loss", Direction.minimize),
             asha=None,
             lane=LaneConf(isolation=self._isolation),
-            num_workers=self._num_workers,
-            use_gpu=False,
-            resources_per_worker={"CPU": 1.0},
             storage_path="lanes",
             tracking_uri="sqlite:///mlflow.db",
             seed=0,
             system_interval_s=None,
         )
-        trainable.setup({"spec": fake_spec(0), "settings": settings})
+        trainable.setup({"spec": self.spec(0), "settings": settings})
         return trainable
 
-    def _make(self, settings: LaneSettings) -> Lane:
-        self.made.append(ScriptedLane(self.script))
+    def spec(self, number: int, num_workers: int | None = None) -> TrialSpec:
+        return fake_spec(number, num_workers=num_workers or self._num_workers)
+
+    def _make(self, settings: LaneSettings, shape: LaneShape) -> Lane:
+        self.made.append(ScriptedLane(self.script, shape))
         return self.made[-1]
 
 
@@ -101,7 +101,7 @@ def test_lane_serves_trial_after_trial() -> None:
     trainable = lanes.trainable()
     assert trainable.step() == step([REPORT], None)
     assert trainable.step() == step([], RETURNED)
-    assert trainable.reset_config({"spec": fake_spec(1)})
+    assert trainable.reset_config({"spec": lanes.spec(1)})
     assert trainable.step()[OUTCOME] == RETURNED
     trainable.cleanup()
     (lane,) = lanes.made
@@ -113,7 +113,7 @@ def test_lost_lane_is_killed_and_the_next_trial_gets_another() -> None:
     lanes.script += [([], LOST), ([], RETURNED)]
     trainable = lanes.trainable()
     assert trainable.step() == step([], LOST)
-    trainable.reset_config({"spec": fake_spec(1)})
+    trainable.reset_config({"spec": lanes.spec(1)})
     assert trainable.step()[OUTCOME] == RETURNED
     assert [lane.notes[:2] for lane in lanes.made] == [[("begin", 0), "kill"], [("begin", 1)]]
 
@@ -123,7 +123,7 @@ def test_lane_of_one_worker_goes_on_after_an_error_of_user_code() -> None:
     lanes.script += [([REPORT], RAISED), ([], RETURNED)]
     trainable = lanes.trainable()
     assert trainable.step() == step([REPORT], RAISED)
-    trainable.reset_config({"spec": fake_spec(1)})
+    trainable.reset_config({"spec": lanes.spec(1)})
     trainable.step()
     (lane,) = lanes.made
     assert lane.notes == [("begin", 0), "stop", ("begin", 1)]
@@ -134,7 +134,7 @@ def test_lane_of_two_workers_is_left_after_an_error_of_user_code() -> None:
     lanes.script += [([REPORT], RAISED), ([], RETURNED)]
     trainable = lanes.trainable()
     assert trainable.step() == step([REPORT], RAISED)
-    trainable.reset_config({"spec": fake_spec(1)})
+    trainable.reset_config({"spec": lanes.spec(1)})
     trainable.step()
     assert lanes.made[0].notes == [("begin", 0), "close", "stop"]
     assert lanes.made[1].notes == [("begin", 1)]
@@ -148,7 +148,7 @@ def test_rank_that_does_not_stop_in_time_is_killed_and_the_key_is_named(
     trainable = lanes.trainable()
     trainable.step()
     lanes.made[0].stops = False
-    trainable.reset_config({"spec": fake_spec(1)})
+    trainable.reset_config({"spec": lanes.spec(1)})
     assert "lane.stop_grace_s=5" in caplog.text
     trainable.step()
     assert lanes.made[0].notes == [("begin", 0), "stop", "kill"]
@@ -160,7 +160,7 @@ def test_isolated_trial_has_a_lane_of_its_own() -> None:
     lanes.script += [([], RETURNED), ([], RETURNED)]
     trainable = lanes.trainable()
     trainable.step()
-    trainable.reset_config({"spec": fake_spec(1)})
+    trainable.reset_config({"spec": lanes.spec(1)})
     trainable.step()
     assert [lane.notes for lane in lanes.made] == [[("begin", 0), "stop", "close"], [("begin", 1)]]
 
@@ -173,3 +173,15 @@ def test_turn_is_ended_without_waiting_for_it() -> None:
     trainable.end_turn()
     assert trainable.step() == step([REPORT], Outcome(Ending.STOPPED))
     assert lanes.made[0].notes == [("begin", 0), "request stop"]
+
+
+def test_trial_of_another_shape_gets_a_lane_of_it() -> None:
+    lanes = Lanes()
+    lanes.script += [([], RETURNED), ([], RETURNED), ([], RETURNED)]
+    trainable = lanes.trainable()
+    trainable.step()
+    for number, num_workers in ((1, 2), (2, 2)):
+        trainable.reset_config({"spec": lanes.spec(number, num_workers)})
+        trainable.step()
+    assert [lane.shape.num_workers for lane in lanes.made] == [1, 2]
+    assert lanes.made[0].notes[-1] == "close"

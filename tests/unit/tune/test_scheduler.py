@@ -40,6 +40,10 @@ def no_death() -> None:
     raise AssertionError
 
 
+def scheduler(coordinator: FakeCoordinator) -> VerdictScheduler:
+    return VerdictScheduler(coordinator, lambda _: None, no_death)
+
+
 def trial(number: int = 3, *, error_file: Path | None = None) -> Any:
     return SimpleNamespace(
         trial_id=f"trial-{number}", config={"spec": fake_spec(number)}, error_file=error_file
@@ -52,9 +56,7 @@ def step(reports: list[Report], outcome: Outcome | None) -> dict[str, Any]:
 
 def test_reports_are_recorded_and_the_trial_goes_on() -> None:
     coordinator = FakeCoordinator([])
-    told = VerdictScheduler(coordinator, no_death).on_trial_result(
-        TUNE, trial(), step([REPORT], None)
-    )
+    told = scheduler(coordinator).on_trial_result(TUNE, trial(), step([REPORT], None))
     assert told == TrialScheduler.CONTINUE
     assert coordinator.recorded == [(3, [REPORT])]
     assert coordinator.ended == []
@@ -63,9 +65,7 @@ def test_reports_are_recorded_and_the_trial_goes_on() -> None:
 @pytest.mark.parametrize("verdict", list(Verdict))
 def test_end_is_told_after_its_last_reports_whatever_the_verdict(verdict: Verdict) -> None:
     coordinator = FakeCoordinator([], verdict=verdict)
-    told = VerdictScheduler(coordinator, no_death).on_trial_result(
-        TUNE, trial(), step([REPORT], RETURNED)
-    )
+    told = scheduler(coordinator).on_trial_result(TUNE, trial(), step([REPORT], RETURNED))
     assert told == TrialScheduler.STOP
     assert coordinator.recorded == [(3, [REPORT])]
     assert coordinator.ended == [(3, RETURNED)]
@@ -74,9 +74,7 @@ def test_end_is_told_after_its_last_reports_whatever_the_verdict(verdict: Verdic
 def test_trial_that_is_to_stop_has_ended_and_its_lane_knows_at_once() -> None:
     coordinator = FakeCoordinator([], verdict=Verdict.STOP)
     tune: Any = Controller()
-    told = VerdictScheduler(coordinator, no_death).on_trial_result(
-        tune, trial(), step([REPORT], None)
-    )
+    told = scheduler(coordinator).on_trial_result(tune, trial(), step([REPORT], None))
     assert told == TrialScheduler.STOP
     assert coordinator.ended == [(3, Outcome(Ending.STOPPED))]
     assert tune.ended == [3]
@@ -84,13 +82,13 @@ def test_trial_that_is_to_stop_has_ended_and_its_lane_knows_at_once() -> None:
 
 def test_trial_of_a_driver_that_leaves_goes_on_to_its_next_report() -> None:
     coordinator = FakeCoordinator([], verdict=Verdict.LEAVE)
-    scheduler = VerdictScheduler(coordinator, no_death)
+    own = scheduler(coordinator)
     tune: Any = Controller()
-    told = scheduler.on_trial_result(tune, trial(), step([], None))
+    told = own.on_trial_result(tune, trial(), step([], None))
     assert told == TrialScheduler.CONTINUE
     assert tune.ended == [3]
     last = step([REPORT], Outcome(Ending.STOPPED))
-    assert scheduler.on_trial_result(tune, trial(), last) == TrialScheduler.STOP
+    assert own.on_trial_result(tune, trial(), last) == TrialScheduler.STOP
     assert coordinator.recorded[-1] == (3, [REPORT])
     assert coordinator.ended == [(3, Outcome(Ending.STOPPED))]
     assert tune.ended == [3]
@@ -104,8 +102,8 @@ def test_trial_whose_process_died_is_lost_with_the_reason(tmp_path: Path, text: 
         path.write_text(text, encoding="utf-8")
     coordinator = FakeCoordinator([])
     deaths: list[str] = []
-    scheduler = VerdictScheduler(coordinator, lambda: deaths.append("lane"))
-    scheduler.on_trial_error(TUNE, trial(error_file=path))
+    own = VerdictScheduler(coordinator, lambda _: None, lambda: deaths.append("lane"))
+    own.on_trial_error(TUNE, trial(error_file=path))
     assert deaths == ["lane"]
     ((number, outcome),) = coordinator.ended
     assert (number, outcome.fault) == (3, Fault.lane_died)
@@ -114,4 +112,4 @@ def test_trial_whose_process_died_is_lost_with_the_reason(tmp_path: Path, text: 
 
 
 def test_tune_has_nothing_to_save() -> None:
-    assert VerdictScheduler(FakeCoordinator([]), no_death).__getstate__() == {}
+    assert scheduler(FakeCoordinator([])).__getstate__() == {}

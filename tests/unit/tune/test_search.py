@@ -5,11 +5,15 @@ from typing import Any, cast
 from ray.tune.search import Searcher
 from tests.fakes import FakeCoordinator, fake_spec
 
+from heats.cluster import Node
+from heats.lane.pool import LanePool
+from heats.trial import Ending, Outcome
 from heats.tune.search import TrialSearcher
 
 
 def searcher(coordinator: FakeCoordinator, max_concurrent: int) -> TrialSearcher:
-    return TrialSearcher(coordinator, cast("Any", "settings"), max_concurrent)
+    pool = LanePool(lambda: [Node({"CPU": 4.0})], max_concurrent)
+    return TrialSearcher(coordinator, cast("Any", "settings"), pool)
 
 
 def test_suggestion_is_the_next_trial_with_its_settings() -> None:
@@ -46,3 +50,29 @@ def test_search_waits_while_a_running_trial_may_come_back() -> None:
 
 def test_tune_has_nothing_to_save() -> None:
     assert searcher(FakeCoordinator([]), 1).__getstate__() == {}
+
+
+def test_trial_whose_shape_has_no_room_is_the_next_to_run() -> None:
+    specs = [fake_spec(0, num_workers=1), fake_spec(1, num_workers=4), fake_spec(2, num_workers=1)]
+    coordinator = FakeCoordinator(list(specs))
+    search = searcher(coordinator, 9)
+    assert search.suggest("a") == {"spec": specs[0], "settings": "settings"}
+    assert search.suggest("b") is None
+    assert search.suggest("b") is None
+    search.on_trial_complete("a")
+    assert search.suggest("b") == {"spec": specs[1], "settings": "settings"}
+    assert search.suggest("c") is None
+    assert coordinator.ended == []
+
+
+def test_trial_that_still_waits_when_the_sweep_is_over_has_ended() -> None:
+    coordinator = FakeCoordinator([fake_spec(0, num_workers=4), fake_spec(1, num_workers=1)])
+    search = searcher(coordinator, 9)
+    search.suggest("a")
+    search.on_trial_complete("a")
+    search.suggest("b")
+    coordinator.specs = [fake_spec(2, num_workers=4)]
+    assert search.suggest("c") is None
+    coordinator.is_over = True
+    assert search.suggest("c") == Searcher.FINISHED
+    assert coordinator.ended == [(2, Outcome(Ending.STOPPED))]

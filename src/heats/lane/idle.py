@@ -1,0 +1,80 @@
+"""Lanes that wait for a trial of their shape, where Ray Tune keeps actors to use again.
+
+Tune keeps only as many idle actors as trials of the same resources wait, so a lane would end
+whenever the next trial has another shape, and start again for the one after. Verified on ray 2.60;
+tests/integration/test_ray_contract.py covers the private names.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ray.tune import PlacementGroupFactory
+from ray.tune.utils.object_cache import _ObjectCache
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ray.tune.execution.tune_controller import TuneController
+
+    from heats.lane.pool import LanePool
+    from heats.trial import LaneShape
+
+
+class IdleLanes(_ObjectCache):
+    """Tune's cache of actors, which lets go of those only that the pool retires."""
+
+    def __init__(self, pool: LanePool, shapes: Shapes) -> None:
+        super().__init__(may_keep_one=True)
+        self._pool, self._shapes = pool, shapes
+
+    @classmethod
+    def install(cls, tune_controller: TuneController, pool: LanePool, shapes: Shapes) -> None:
+        """Have Tune use it; does nothing where it does so already."""
+        controller: Any = getattr(tune_controller, "_tune_controller", tune_controller)
+        if not isinstance(controller._actor_cache, cls):
+            controller._actor_cache = cls(pool, shapes)
+
+    def cache_object(self, key: PlacementGroupFactory, obj: Any) -> bool:
+        """Keep a lane whose trial is over."""
+        self._cached_objects[key].append(obj)
+        self._num_cached_objects += 1
+        self._pool.rest(self._shapes.shape(key))
+        return True
+
+    def pop_cached_object(self, key: PlacementGroupFactory) -> Any:
+        """A lane for a trial of these resources; None where there is none."""
+        lane = super().pop_cached_object(key)
+        if lane is not None:
+            self._pool.take(self._shapes.shape(key))
+        return lane
+
+    def flush_cached_objects(self, force_all: bool = False) -> Iterator[Any]:
+        """The lanes that end now."""
+        if force_all:
+            yield from super().flush_cached_objects(force_all=True)
+            return
+        for shape in self._pool.retire():
+            lane = super().pop_cached_object(self._shapes.resources(shape))
+            if lane is not None:
+                yield lane
+
+
+class Shapes:
+    """What Tune reserves for a lane's own process: nearly nothing, but told apart by its shape.
+
+    Tune gives an idle actor to a trial that asks for equal resources.
+    """
+
+    def __init__(self) -> None:
+        self._shapes: list[LaneShape] = []
+
+    def resources(self, shape: LaneShape) -> PlacementGroupFactory:
+        """The resources that stand for a shape: as many bytes of memory as it has a number."""
+        if shape not in self._shapes:
+            self._shapes.append(shape)
+        return PlacementGroupFactory([{"CPU": 0, "memory": 1 + self._shapes.index(shape)}])
+
+    def shape(self, resources: PlacementGroupFactory) -> LaneShape:
+        """The shape that some resources stand for."""
+        return self._shapes[int(resources.required_resources["memory"]) - 1]
