@@ -37,7 +37,6 @@ class Case(Enum):
     uneven = "uneven"
     preempted = "preempted"
     raises = "raises"
-    sizes = "sizes"
     slow = "slow"
 
 
@@ -50,6 +49,7 @@ class Probe:
     epochs: int = 6
     doubled: int = 0
     folder: str = "probes"
+    workers: int = 1
 
 
 @dataclass
@@ -89,9 +89,11 @@ def _train(cfg: Probe) -> None:
     start = _epoch_of(ray.train.get_checkpoint())
     Path(cfg.folder).mkdir(exist_ok=True)
     done = Path(cfg.folder, f"epochs-{HydraConfig.get().job.num}-{rank}")
-    if cfg.case is Case.sizes and ray.train.get_context().get_world_size() != cfg.x:
-        msg = f"{ray.train.get_context().get_world_size()} workers instead of {cfg.x}"
+    if ray.train.get_context().get_world_size() < cfg.workers:
+        msg = f"{ray.train.get_context().get_world_size()} workers instead of {cfg.workers}"
         raise ValueError(msg)
+    if rank == 0:
+        Path(cfg.folder, f"pid-{HydraConfig.get().job.num}").write_text(str(os.getpid()))
     for epoch in range(start + 1, cfg.epochs + 1):
         if cfg.case is Case.slow:
             time.sleep(1)

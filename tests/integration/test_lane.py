@@ -203,18 +203,24 @@ def test_trial_goes_on_in_another_lane_when_the_process_of_its_own_is_killed(
 
 
 def test_trials_of_several_shapes_get_lanes_of_them(
-    run_probe: Callable[..., SweepRecord],
+    run_probe: Callable[..., SweepRecord], tmp_path: Path
 ) -> None:
     record = run_probe(
-        "sizes",
-        "x=1,2,1,2,1",
-        "hydra.sweeper.scaling.num_workers='${x}'",
+        "reports",
+        "x=0,1",
+        "workers=1,2",
+        "hydra.sweeper.scaling.num_workers='${workers}'",
         "hydra.sweeper.scheduler=none",
         "hydra.sweeper.cluster.num_cpus=4",
         "hydra.sweeper.lane.max_concurrent=1",
         "hydra/sweeper/sampler=grid",
     )
-    assert record.counts()[TrialState.COMPLETE] == 5
+    assert record.counts()[TrialState.COMPLETE] == 4
+    pids: dict[object, set[str]] = {1: set(), 2: set()}
+    for trial in record.trials.values():
+        pid = (tmp_path / "probes" / f"pid-{trial.number}").read_text()
+        pids[trial.params["workers"]].add(pid)
+    assert [len(each) for each in pids.values()] == [1, 1], "both lanes were kept"
 
 
 def test_lanes_follow_a_cluster_that_grows_and_shrinks(
