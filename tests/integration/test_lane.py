@@ -227,36 +227,40 @@ def test_lanes_follow_a_cluster_that_grows_and_shrinks(
     run_probe: Callable[..., SweepRecord], ray_cluster: str, tmp_path: Path
 ) -> None:
     """On 4 CPUs one trial of 3 runs at a time; a second node of 3 comes, and goes again."""
-    node: list[subprocess.Popen[bytes]] = []
+
+    def wait_for_trials(count: int) -> None:
+        deadline_s = time.monotonic() + 120
+        while len(list((tmp_path / "probes").glob("epochs-*-0"))) < count:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.2)
 
     def join_and_leave() -> None:
-        steps = tmp_path / "probes"
-        while not (steps / "epochs-0-0").exists():
-            time.sleep(0.2)
-        node.append(start_node(ray_cluster, tmp_path / "node.log"))
-        while len(list(steps.glob("epochs-*-0"))) < 2:
-            time.sleep(0.2)
-        time.sleep(2)
-        node[0].send_signal(signal.SIGINT)
+        wait_for_trials(1)
+        with start_node(ray_cluster, tmp_path / "node.log") as node:
+            try:
+                wait_for_trials(2)
+                time.sleep(2)
+            finally:
+                node.send_signal(signal.SIGINT)
 
     with ThreadPoolExecutor(1) as threads:
         watching = threads.submit(join_and_leave)
         record = run_probe(
             "slow",
             "x=0,1,2",
-            "epochs=30",
+            "epochs=40",
             "hydra.sweeper.scheduler=none",
             "hydra.sweeper.scaling.resources_per_worker={CPU:3}",
+            "hydra.sweeper.cluster.num_cpus=4",
         )
-        watching.result(timeout=60)
-    node[0].wait(60)
+        watching.result()
     trials = [record.trials[number] for number in range(3)]
     assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 3
     first, second = trials[0].spans[0], trials[1].spans[0]
     assert second[0] < first[1], "they ran at the same time"
     assert sum(trial.attempts for trial in trials) == 4, "the one on the node that left came again"
     for trial in trials:
-        assert [report.resource for report in trial.reports] == list(range(1, 31))
+        assert [report.resource for report in trial.reports] == list(range(1, 41))
 
 
 def start_node(address: str, log: Path) -> subprocess.Popen[bytes]:

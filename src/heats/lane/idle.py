@@ -20,33 +20,34 @@ if TYPE_CHECKING:
     from heats.lane.pool import LanePool
     from heats.trial import LaneShape
 
+_MAX_BYTES = 2**24
+"""Most memory that a lane's own process reserves, in bytes."""
+
 
 class IdleLanes(_ObjectCache):
     """Tune's cache of actors, which lets go of those only that the pool retires."""
 
-    def __init__(self, pool: LanePool, shapes: Shapes) -> None:
+    def __init__(self, pool: LanePool) -> None:
         super().__init__(may_keep_one=True)
-        self._pool, self._shapes = pool, shapes
+        self._pool = pool
+        self._shapes: dict[PlacementGroupFactory, LaneShape] = {}
 
-    @classmethod
-    def install(cls, tune_controller: TuneController, pool: LanePool, shapes: Shapes) -> None:
-        """Have Tune use it; does nothing where it does so already."""
-        controller: Any = getattr(tune_controller, "_tune_controller", tune_controller)
-        if not isinstance(controller._actor_cache, cls):
-            controller._actor_cache = cls(pool, shapes)
+    def know(self, shape: LaneShape) -> None:
+        """Learn of a shape before a trial of it runs."""
+        self._shapes[resources_of(shape)] = shape
 
     def cache_object(self, key: PlacementGroupFactory, obj: Any) -> bool:
         """Keep a lane whose trial is over."""
         self._cached_objects[key].append(obj)
         self._num_cached_objects += 1
-        self._pool.rest(self._shapes.shape(key))
+        self._pool.rest(self._shapes[key])
         return True
 
     def pop_cached_object(self, key: PlacementGroupFactory) -> Any:
         """A lane for a trial of these resources; None where there is none."""
         lane = super().pop_cached_object(key)
         if lane is not None:
-            self._pool.take(self._shapes.shape(key))
+            self._pool.take(self._shapes[key])
         return lane
 
     def flush_cached_objects(self, force_all: bool = False) -> Iterator[Any]:
@@ -55,26 +56,21 @@ class IdleLanes(_ObjectCache):
             yield from super().flush_cached_objects(force_all=True)
             return
         for shape in self._pool.retire():
-            lane = super().pop_cached_object(self._shapes.resources(shape))
+            lane = super().pop_cached_object(resources_of(shape))
             if lane is not None:
                 yield lane
 
 
-class Shapes:
+def resources_of(shape: LaneShape) -> PlacementGroupFactory:
     """What Tune reserves for a lane's own process: nearly nothing, but told apart by its shape.
 
-    Tune gives an idle actor to a trial that asks for equal resources.
+    Tune gives an idle actor to a trial that asks for equal resources. This is a function of the
+    shape alone, because Tune calls a copy of it.
     """
+    return PlacementGroupFactory([{"CPU": 0, "memory": 1 + hash(shape) % _MAX_BYTES}])
 
-    def __init__(self) -> None:
-        self._shapes: list[LaneShape] = []
 
-    def resources(self, shape: LaneShape) -> PlacementGroupFactory:
-        """The resources that stand for a shape: as many bytes of memory as it has a number."""
-        if shape not in self._shapes:
-            self._shapes.append(shape)
-        return PlacementGroupFactory([{"CPU": 0, "memory": 1 + self._shapes.index(shape)}])
-
-    def shape(self, resources: PlacementGroupFactory) -> LaneShape:
-        """The shape that some resources stand for."""
-        return self._shapes[int(resources.required_resources["memory"]) - 1]
+def install(tune_controller: TuneController, idle: IdleLanes) -> None:
+    """Have Tune keep its idle actors there."""
+    controller: Any = getattr(tune_controller, "_tune_controller", tune_controller)
+    controller._actor_cache = idle

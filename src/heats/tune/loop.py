@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from heats.errors import HeatsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ray.tune import PlacementGroupFactory
     from ray.tune.execution.tune_controller import TuneController
     from ray.tune.experiment import Trial
 
@@ -54,7 +53,7 @@ def run_trials(
     """
     from ray import tune
 
-    from heats.lane.idle import IdleLanes, Shapes
+    from heats.lane.idle import IdleLanes, install, resources_of
     from heats.lane.pool import LanePool
     from heats.lane.reservation import free_reservations, free_reservations_soon
     from heats.lane.trainable import LaneTrainable
@@ -63,24 +62,23 @@ def run_trials(
 
     os.environ.update(_TUNE_ENV)
     remembering = _Remembering(coordinator)
-    pool, shapes = LanePool(nodes, max_concurrent), Shapes()
+    pool = LanePool(nodes, max_concurrent)
+    idle = IdleLanes(pool)
 
-    def resources(config: dict[str, Any]) -> PlacementGroupFactory:
-        return shapes.resources(config["spec"].shape)
-
-    def on_first_trial(tune_controller: TuneController) -> None:
-        IdleLanes.install(tune_controller, pool, shapes)
+    def on_trial(tune_controller: TuneController, spec: TrialSpec) -> None:
+        idle.know(spec.shape)
+        install(tune_controller, idle)
 
     def on_lane_death() -> None:
         free_reservations_soon(settings.sweep_id)
 
-    trainable = tune.with_resources(LaneTrainable, resources)
+    trainable = tune.with_resources(LaneTrainable, lambda own: resources_of(own["spec"].shape))
     with tempfile.TemporaryDirectory(prefix="heats-tune-", ignore_cleanup_errors=True) as folder:
         tuner = tune.Tuner(
             trainable,
             tune_config=tune.TuneConfig(
                 search_alg=TrialSearcher(remembering, settings, pool),
-                scheduler=VerdictScheduler(remembering, on_first_trial, on_lane_death),
+                scheduler=VerdictScheduler(remembering, on_trial, on_lane_death),
                 num_samples=-1,
                 reuse_actors=True,
                 trial_name_creator=_name,

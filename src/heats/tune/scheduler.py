@@ -31,7 +31,7 @@ class VerdictScheduler(FIFOScheduler):
     def __init__(
         self,
         coordinator: Coordinator,
-        on_trial: Callable[[TuneController], None],
+        on_trial: Callable[[TuneController, TrialSpec], None],
         on_lane_death: Callable[[], None],
     ) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class VerdictScheduler(FIFOScheduler):
     def on_trial_add(self, tune_controller: TuneController, trial: Trial) -> None:
         """Tune has taken a suggestion."""
         super().on_trial_add(tune_controller, trial)
-        self._on_trial(tune_controller)
+        self._on_trial(tune_controller, trial.config["spec"])
 
     def on_trial_result(
         self, tune_controller: TuneController, trial: Trial, result: dict[str, Any]

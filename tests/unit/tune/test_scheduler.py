@@ -41,7 +41,7 @@ def no_death() -> None:
 
 
 def scheduler(coordinator: FakeCoordinator) -> VerdictScheduler:
-    return VerdictScheduler(coordinator, lambda _: None, no_death)
+    return VerdictScheduler(coordinator, lambda *_: None, no_death)
 
 
 def trial(number: int = 3, *, error_file: Path | None = None) -> Any:
@@ -102,7 +102,7 @@ def test_trial_whose_process_died_is_lost_with_the_reason(tmp_path: Path, text: 
         path.write_text(text, encoding="utf-8")
     coordinator = FakeCoordinator([])
     deaths: list[str] = []
-    own = VerdictScheduler(coordinator, lambda _: None, lambda: deaths.append("lane"))
+    own = VerdictScheduler(coordinator, lambda *_: None, lambda: deaths.append("lane"))
     own.on_trial_error(TUNE, trial(error_file=path))
     assert deaths == ["lane"]
     ((number, outcome),) = coordinator.ended
