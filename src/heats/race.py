@@ -66,7 +66,8 @@ class Race:
         ledger: Takes every event before anything else learns of it.
         study: Proposes points; already restored from the record.
         composer: Makes a trial's config of its overrides.
-        create_run: Makes a trial's MLflow run; None where that has to wait.
+        create_run: Has a trial's MLflow run made, and gives what waits for it; that gives None
+            where the run has to come later.
         sweep_job_dir: Holds the trials' folders and `optimization_results.yaml`; it exists.
         on_event: Is told of each event after it was written.
     """
@@ -80,7 +81,7 @@ class Race:
         ledger: Ledger,
         study: Study,
         composer: Composer,
-        create_run: Callable[[TrialRecord], RunCreated | None],
+        create_run: Callable[[TrialRecord], Callable[[], RunCreated | None]],
         sweep_job_dir: Path,
         on_event: Callable[[Event], None],
     ) -> None:
@@ -251,17 +252,21 @@ class Race:
     def _spec(self, number: int) -> TrialSpec | None:
         """The next attempt at a trial; None where its config does not compose, and so it failed."""
         trial = self.sweep.trials[number]
+        created_run = self._create_run(trial) if trial.run_id is None else None
+        error = None
         try:
             config = self._composer.compose(trial.overrides, number=number)
+            pickled = pickle.dumps(config)
         except ConfigError as exc:
-            self._finish(number, Fate(TrialState.FAIL, None, str(exc)))
+            error = str(exc)
+        created = created_run() if created_run is not None else None
+        if created is not None:
+            self.write(created)
+        if error is not None:
+            self._finish(number, Fate(TrialState.FAIL, None, error))
             return None
         job_dir = self._job_dir / str(config.hydra.sweep.subdir)
         self._logs[number] = job_dir / "rank-0.log"
-        if trial.run_id is None:
-            created = self._create_run(trial)
-            if created is not None:
-                self.write(created)
         artifact_dir = trial.artifact_dir or str(job_dir / "artifacts")
         last = trial.last_checkpoint
         attempt = trial.attempts
@@ -280,7 +285,7 @@ class Race:
         return TrialSpec(
             number=number,
             attempt=attempt,
-            config=pickle.dumps(config),
+            config=pickled,
             run_id=trial.run_id,
             artifact_dir=artifact_dir,
             job_dir=str(job_dir),
