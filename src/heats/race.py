@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import pickle
 import time
 from collections import Counter, deque
+from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import yaml
+from typing import TYPE_CHECKING
 
 from heats import checkpoints
 from heats.asha import Asha
@@ -23,6 +21,7 @@ from heats.config import Scheduler
 from heats.errors import ConfigError
 from heats.fate import Fate, fate, is_sealed
 from heats.lane.health import TREATMENTS, Budget
+from heats.results import Results
 from heats.trial import (
     AttemptLost,
     CheckpointDropped,
@@ -52,8 +51,6 @@ if TYPE_CHECKING:
     from heats.trial import Event, Fault, RunCreated
 
 logger = logging.getLogger(__name__)
-
-RESULTS_FILE = "optimization_results.yaml"
 
 
 class Race:
@@ -92,6 +89,7 @@ class Race:
         self._job_dir, self._on_event = sweep_job_dir, on_event
         self._objective = record.objective
         self._asha = _scheduler(conf, record)
+        self._results = Results(sweep_job_dir, record)
         self._started_s = time.monotonic()
         self._running: set[int] = set()
         self._num_samples: Counter[int] = Counter()
@@ -113,6 +111,8 @@ class Race:
         self._stop_reason: str | None = None
         self._is_interrupted = self._leaves = False
         self._is_metric_checked = False
+        self._failures_in_a_row = _failures_in_a_row(record)
+        self._may_drop = True  # What an earlier driver did not come to.
 
     # --- what Ray Tune asks and tells -----------------------------------------------------------
 
@@ -211,24 +211,7 @@ class Race:
 
     def write_results(self) -> None:
         """Rewrite `optimization_results.yaml` with the best trial so far."""
-        best = self.sweep.best()
-        results: dict[str, Any] = {
-            "name": "heats",
-            "best_params": {} if best is None else dict(best.params),
-            "best_value": None if best is None else best.value,
-            "best_trial": None if best is None else best.number,
-            "best_run_id": None if best is None else best.run_id,
-            "study_name": self.sweep.start.study_name,
-            "metric": self._objective.name,
-            "direction": self._objective.direction.value,
-            "num_trials": {
-                state.value.lower(): count for state, count in self.sweep.counts().items()
-            },
-        }
-        path = self._job_dir / RESULTS_FILE
-        partial = path.with_suffix(".tmp")
-        partial.write_text(yaml.safe_dump(results, sort_keys=False), encoding="utf-8")
-        os.replace(partial, path)
+        self._results.write()
 
     # --- asking ---------------------------------------------------------------------------------
 
@@ -311,6 +294,7 @@ class Race:
                 checkpoint=report.checkpoint,
             )
         )
+        self._may_drop |= report.checkpoint is not None
         self._longest = max(self._longest, spent)
         value = report.metrics.get(self._objective.name)
         if value is None:
@@ -440,11 +424,16 @@ class Race:
             durable=True,
         )
         self._study.tell(number, end.state, end.value)
+        trial = self.sweep.trials[number]
+        self._may_drop |= bool(trial.checkpoints)
         self._drop_checkpoints()
-        self._check_failures()
-        self.write_results()
+        self._check_failures(trial)
+        self._results.update(trial)
 
     def _drop_checkpoints(self) -> None:
+        if not self._may_drop:  # To look through all trials costs more the more there are.
+            return
+        self._may_drop = False
         for number, uri in checkpoints.unneeded(self.sweep, self._conf.checkpoints.keep_best):
             self.write(CheckpointDropped(time_s=time.time(), trial=number, checkpoint=uri))
             checkpoints.remove(uri)
@@ -471,20 +460,24 @@ class Race:
         if limit is not None and time.monotonic() - self._started_s > limit:
             self._end_study(f"the time limit of {limit:g} s was reached")
 
-    def _check_failures(self) -> None:
+    def _check_failures(self, ended: TrialRecord) -> None:
         limit = self._conf.stop.max_failures
-        ended = sorted(
-            (trial for trial in self.sweep.trials.values() if trial.ended_s is not None),
-            key=lambda trial: trial.ended_s or 0.0,
-        )
-        if limit is None or len(ended) < limit or self._stop_reason is not None:
+        has_failed = ended.state is TrialState.FAIL
+        self._failures_in_a_row = self._failures_in_a_row + 1 if has_failed else 0
+        if limit is None or self._failures_in_a_row < limit or self._stop_reason is not None:
             return
-        if all(trial.state is TrialState.FAIL for trial in ended[-limit:]):
-            last = (ended[-1].error or "").strip().splitlines()
-            self._end_study(
-                f"{limit} trials failed in a row (stop.max_failures). The last one: "
-                f"{last[-1] if last else 'no message'}"
-            )
+        last = (ended.error or "").strip().splitlines()
+        self._end_study(
+            f"{limit} trials failed in a row (stop.max_failures). The last one: "
+            f"{last[-1] if last else 'no message'}"
+        )
+
+
+def _failures_in_a_row(record: SweepRecord) -> int:
+    """How many of the trials that ended last have failed."""
+    ended = [trial for trial in record.trials.values() if trial.ended_s is not None]
+    ended.sort(key=lambda trial: trial.ended_s or 0.0, reverse=True)
+    return len(list(takewhile(lambda trial: trial.state is TrialState.FAIL, ended)))
 
 
 def _scheduler(conf: SweepConf, record: SweepRecord) -> Asha | None:
