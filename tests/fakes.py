@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,17 +61,18 @@ class FakeRuns:
         self.is_down = False
         self.created: list[int] = []
 
-    def create_trial(self, trial: TrialRecord) -> RunCreated | None:
+    def create_trial(self, trial: TrialRecord) -> Callable[[], RunCreated | None]:
         if self.is_down:
-            return None
+            return lambda: None
         self.created.append(trial.number)
         folder = self._root / f"run-{trial.number}"
-        return RunCreated(
+        created = RunCreated(
             time_s=time.time(),
             trial=trial.number,
             run_id=f"{trial.number:032x}",
             artifact_dir=str(folder),
         )
+        return lambda: created
 
 
 class FakeCoordinator:

@@ -14,7 +14,8 @@ import difflib
 import pickle
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from heats.config import unknown_name
 from heats.errors import ConfigError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from hydra.core.config_loader import ConfigLoader
+    from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import Override
     from hydra.errors import ConfigCompositionException, OverrideParseException
     from omegaconf import DictConfig
@@ -56,9 +58,10 @@ class Composer:
         """
         self._loader = config_loader
         self._master = master_config
-        self._bases: dict[tuple[str, ...], _Base] = {}
+        self._bases: dict[_BaseKey, _Base] = {}
         self._is_group: dict[str, bool] = {}
         self._fixed = _parse(fixed)
+        self._num_fixed_task = sum(not o.is_hydra_override() for o in self._fixed)
         self._hydra_overrides = [
             *map(str, master_config.hydra.overrides.hydra),
             *(str(o.input_line) for o in self._fixed if o.is_hydra_override()),
@@ -74,31 +77,27 @@ class Composer:
         Raises:
             ConfigError: The overrides do not fit the config; the message names key and remedy.
         """
-        from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
+        from hydra._internal.config_loader_impl import get_overrides_dirname
         from omegaconf import OmegaConf, open_dict
 
-        parsed = [*_parse(overrides), *self._fixed]
+        own = _parse(overrides)
         # Hydra's loader takes the same two steps: the defaults list, then all others in order.
-        in_base = [o.is_hydra_override() or self._chooses_group(o) for o in parsed]
-        config = self._base(
-            tuple(str(o.input_line) for o, is_in in zip(parsed, in_base, strict=True) if is_in)
-        )
-        try:
-            ConfigLoaderImpl._apply_overrides_to_config(
-                [o for o, is_in in zip(parsed, in_base, strict=True) if not is_in], config
-            )
-        except Exception as exc:  # Hydra raises many types, all of them about the config.
-            raise config_error(exc, _dotted_keys(config)) from exc
-        task = [o for o in parsed if not o.is_hydra_override()]
+        later = [o for o in own if not self._is_in_base(o)]
+        fixed_later = [o for o in self._fixed if not self._is_in_base(o)]
+        task = [o for o in (*own, *self._fixed) if not o.is_hydra_override()]
+        lines = [str(o.input_line) for o in (*own, *self._fixed) if self._is_in_base(o)]
+        is_apart = _are_apart(later, fixed_later)
+        base = self._base(_BaseKey(tuple(lines), len(task) if is_apart else None))
+        config = base.copy()
+        _apply(later if is_apart else [*later, *fixed_later], config)
         hydra = config.hydra
         with open_dict(hydra):
-            hydra.overrides.task = [o.input_line for o in task]
-            hydra.job.override_dirname = get_overrides_dirname(
-                overrides=task,
-                kv_sep=hydra.job.config.override_dirname.kv_sep,
-                item_sep=hydra.job.config.override_dirname.item_sep,
-                exclude_keys=hydra.job.config.override_dirname.exclude_keys,
-            )
+            if is_apart:
+                for index in range(len(task) - self._num_fixed_task):
+                    hydra.overrides.task[index] = task[index].input_line
+            else:
+                hydra.overrides.task = [o.input_line for o in task]
+            hydra.job.override_dirname = get_overrides_dirname(overrides=task, **base.dirname)
             hydra.job.num = number
             hydra.job.id = str(number)
         # As `load_sweep_config` does: `${now:}` and the like are the same in every trial.
@@ -117,18 +116,28 @@ class Composer:
             overrides=self._hydra_overrides,
         )
 
-    def _base(self, overrides: tuple[str, ...]) -> DictConfig:
-        """A copy of the full composition with these overrides."""
-        base = self._bases.get(overrides)
+    def _base(self, key: _BaseKey) -> _Base:
+        """The full composition that a trial's own values go into."""
+        from omegaconf import open_dict
+
+        base = self._bases.get(key)
         if base is None:
             try:
-                config = self._loader.load_sweep_config(self._master, list(overrides))
+                config = self._loader.load_sweep_config(self._master, list(key.overrides))
             except Exception as exc:  # Hydra raises many types, all of them about the config.
                 raise config_error(exc, self.known_keys()) from exc
+            if key.num_task is not None:
+                _apply([o for o in self._fixed if not self._is_in_base(o)], config)
+                fixed = [o.input_line for o in self._fixed if not o.is_hydra_override()]
+                with open_dict(config.hydra):
+                    config.hydra.overrides.task = [""] * (key.num_task - len(fixed)) + fixed
             if len(self._bases) >= MAX_BASES:
                 del self._bases[next(iter(self._bases))]
-            base = self._bases[overrides] = _Base(config)
-        return base.copy()
+            base = self._bases[key] = _Base(config)
+        return base
+
+    def _is_in_base(self, override: Override) -> bool:
+        return override.is_hydra_override() or self._chooses_group(override)
 
     def _chooses_group(self, override: Override) -> bool:
         """Whether an override is about the defaults list, by Hydra's own rule."""
@@ -145,8 +154,19 @@ class Composer:
         return self._is_group[group] and not isinstance(override.value(), dict)
 
 
+class _BaseKey(NamedTuple):
+    """What a base is composed of.
+
+    `overrides` choose groups or are Hydra's own. With `num_task` the fixed overrides are in it as
+    well, and room for so many lines of what a trial overrides; None: they follow the trial's own.
+    """
+
+    overrides: tuple[str, ...]
+    num_task: int | None
+
+
 class _Base:
-    """A composed config to take copies of.
+    """A composed config to take copies of; `dirname` is how its overrides name a folder.
 
     Unpickling is four times faster than a deep copy; a config whose classes cannot be pickled is
     copied deeply.
@@ -156,6 +176,12 @@ class _Base:
         from omegaconf import OmegaConf
 
         OmegaConf.clear_cache(config)  # Every copy gets the master's.
+        how = config.hydra.job.config.override_dirname
+        self.dirname: dict[str, Any] = {
+            "kv_sep": how.kv_sep,
+            "item_sep": how.item_sep,
+            "exclude_keys": how.exclude_keys,
+        }
         self._config = config
         self._pickled: bytes | None = None
         try:
@@ -297,12 +323,40 @@ def _causes(exc: BaseException) -> Iterator[BaseException]:
         seen = seen.__cause__
 
 
-def _parse(overrides: Sequence[str]) -> list[Override]:
+def _apply(overrides: list[Override], config: DictConfig) -> None:
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+
+    try:
+        ConfigLoaderImpl._apply_overrides_to_config(overrides, config)
+    except Exception as exc:  # Hydra raises many types, all of them about the config.
+        raise config_error(exc, _dotted_keys(config)) from exc
+
+
+def _are_apart(own: list[Override], others: list[Override]) -> bool:
+    """Whether it does not matter which of two lists of overrides comes first."""
+    from hydra.core.override_parser.types import OverrideType
+
+    if any(override.type is not OverrideType.CHANGE for override in own):
+        return False  # What is added comes in the order in which it was added.
+    keys = [f"{override.key_or_group}." for override in own]
+    other_keys = [f"{override.key_or_group}." for override in others]
+    return not any(
+        key.startswith(other) or other.startswith(key) for key in keys for other in other_keys
+    )
+
+
+@cache
+def _parser() -> OverridesParser:
     from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    return OverridesParser.create()
+
+
+def _parse(overrides: Sequence[str]) -> list[Override]:
     from hydra.errors import HydraException
 
     try:
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        parsed = _parser().parse_overrides(list(overrides))
     except (HydraException, RecursionError) as exc:
         raise config_error(exc) from exc
     for override in parsed:

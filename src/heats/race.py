@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import pickle
 import time
 from collections import Counter, deque
+from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import yaml
+from typing import TYPE_CHECKING
 
 from heats import checkpoints
 from heats.asha import Asha
@@ -23,6 +21,7 @@ from heats.config import Scheduler
 from heats.errors import ConfigError
 from heats.fate import Fate, fate, is_sealed
 from heats.lane.health import TREATMENTS, Budget
+from heats.results import Results
 from heats.trial import (
     AttemptLost,
     CheckpointDropped,
@@ -55,8 +54,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-RESULTS_FILE = "optimization_results.yaml"
-
 
 class Race:
     """Runs a study's trials against each other.
@@ -69,7 +66,8 @@ class Race:
         study: Proposes points; already restored from the record.
         composer: Makes a trial's config of its overrides.
         shape_of: The workers that a trial with this config needs; raises ConfigError.
-        create_run: Makes a trial's MLflow run; None where that has to wait.
+        create_run: Has a trial's MLflow run made, and gives what waits for it; that gives None
+            where the run has to come later.
         sweep_job_dir: Holds the trials' folders and `optimization_results.yaml`; it exists.
         on_event: Is told of each event after it was written.
     """
@@ -84,7 +82,7 @@ class Race:
         study: Study,
         composer: Composer,
         shape_of: Callable[[DictConfig], LaneShape],
-        create_run: Callable[[TrialRecord], RunCreated | None],
+        create_run: Callable[[TrialRecord], Callable[[], RunCreated | None]],
         sweep_job_dir: Path,
         on_event: Callable[[Event], None],
     ) -> None:
@@ -96,6 +94,7 @@ class Race:
         self._job_dir, self._on_event = sweep_job_dir, on_event
         self._objective = record.objective
         self._asha = _scheduler(conf, record)
+        self._results = Results(sweep_job_dir, record)
         self._started_s = time.monotonic()
         self._running: set[int] = set()
         self._num_samples: Counter[int] = Counter()
@@ -117,6 +116,8 @@ class Race:
         self._stop_reason: str | None = None
         self._is_interrupted = self._leaves = False
         self._is_metric_checked = False
+        self._failures_in_a_row = _failures_in_a_row(record)
+        self._may_drop = True  # What an earlier driver did not come to.
 
     # --- what Ray Tune asks and tells -----------------------------------------------------------
 
@@ -215,24 +216,7 @@ class Race:
 
     def write_results(self) -> None:
         """Rewrite `optimization_results.yaml` with the best trial so far."""
-        best = self.sweep.best()
-        results: dict[str, Any] = {
-            "name": "heats",
-            "best_params": {} if best is None else dict(best.params),
-            "best_value": None if best is None else best.value,
-            "best_trial": None if best is None else best.number,
-            "best_run_id": None if best is None else best.run_id,
-            "study_name": self.sweep.start.study_name,
-            "metric": self._objective.name,
-            "direction": self._objective.direction.value,
-            "num_trials": {
-                state.value.lower(): count for state, count in self.sweep.counts().items()
-            },
-        }
-        path = self._job_dir / RESULTS_FILE
-        partial = path.with_suffix(".tmp")
-        partial.write_text(yaml.safe_dump(results, sort_keys=False), encoding="utf-8")
-        os.replace(partial, path)
+        self._results.write()
 
     # --- asking ---------------------------------------------------------------------------------
 
@@ -256,18 +240,22 @@ class Race:
     def _spec(self, number: int) -> TrialSpec | None:
         """The next attempt at a trial; None where its config does not compose, and so it failed."""
         trial = self.sweep.trials[number]
+        created_run = self._create_run(trial) if trial.run_id is None else None
+        error = None
         try:
             config = self._composer.compose(trial.overrides, number=number)
             shape = self._shape_of(config)
+            pickled = pickle.dumps(config)
         except ConfigError as exc:
-            self._finish(number, Fate(TrialState.FAIL, None, str(exc)))
+            error = str(exc)
+        created = created_run() if created_run is not None else None
+        if created is not None:
+            self.write(created)
+        if error is not None:
+            self._finish(number, Fate(TrialState.FAIL, None, error))
             return None
         job_dir = self._job_dir / str(config.hydra.sweep.subdir)
         self._logs[number] = job_dir / "rank-0.log"
-        if trial.run_id is None:
-            created = self._create_run(trial)
-            if created is not None:
-                self.write(created)
         artifact_dir = trial.artifact_dir or str(job_dir / "artifacts")
         last = trial.last_checkpoint
         attempt = trial.attempts
@@ -286,7 +274,7 @@ class Race:
         return TrialSpec(
             number=number,
             attempt=attempt,
-            config=pickle.dumps(config),
+            config=pickled,
             shape=shape,
             run_id=trial.run_id,
             artifact_dir=artifact_dir,
@@ -313,6 +301,7 @@ class Race:
                 checkpoint=report.checkpoint,
             )
         )
+        self._may_drop |= report.checkpoint is not None
         self._longest = max(self._longest, spent)
         value = report.metrics.get(self._objective.name)
         if value is None:
@@ -442,11 +431,16 @@ class Race:
             durable=True,
         )
         self._study.tell(number, end.state, end.value)
+        trial = self.sweep.trials[number]
+        self._may_drop |= bool(trial.checkpoints)
         self._drop_checkpoints()
-        self._check_failures()
-        self.write_results()
+        self._check_failures(trial)
+        self._results.update(trial)
 
     def _drop_checkpoints(self) -> None:
+        if not self._may_drop:  # To look through all trials costs more the more there are.
+            return
+        self._may_drop = False
         for number, uri in checkpoints.unneeded(self.sweep, self._conf.checkpoints.keep_best):
             self.write(CheckpointDropped(time_s=time.time(), trial=number, checkpoint=uri))
             checkpoints.remove(uri)
@@ -473,20 +467,24 @@ class Race:
         if limit is not None and time.monotonic() - self._started_s > limit:
             self._end_study(f"the time limit of {limit:g} s was reached")
 
-    def _check_failures(self) -> None:
+    def _check_failures(self, ended: TrialRecord) -> None:
         limit = self._conf.stop.max_failures
-        ended = sorted(
-            (trial for trial in self.sweep.trials.values() if trial.ended_s is not None),
-            key=lambda trial: trial.ended_s or 0.0,
-        )
-        if limit is None or len(ended) < limit or self._stop_reason is not None:
+        has_failed = ended.state is TrialState.FAIL
+        self._failures_in_a_row = self._failures_in_a_row + 1 if has_failed else 0
+        if limit is None or self._failures_in_a_row < limit or self._stop_reason is not None:
             return
-        if all(trial.state is TrialState.FAIL for trial in ended[-limit:]):
-            last = (ended[-1].error or "").strip().splitlines()
-            self._end_study(
-                f"{limit} trials failed in a row (stop.max_failures). The last one: "
-                f"{last[-1] if last else 'no message'}"
-            )
+        last = (ended.error or "").strip().splitlines()
+        self._end_study(
+            f"{limit} trials failed in a row (stop.max_failures). The last one: "
+            f"{last[-1] if last else 'no message'}"
+        )
+
+
+def _failures_in_a_row(record: SweepRecord) -> int:
+    """How many of the trials that ended last have failed."""
+    ended = [trial for trial in record.trials.values() if trial.ended_s is not None]
+    ended.sort(key=lambda trial: trial.ended_s or 0.0, reverse=True)
+    return len(list(takewhile(lambda trial: trial.state is TrialState.FAIL, ended)))
 
 
 def _scheduler(conf: SweepConf, record: SweepRecord) -> Asha | None:

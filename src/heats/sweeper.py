@@ -28,14 +28,15 @@ from heats.view import LiveView, final_summary, root_option
 from heats.wording import program
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hydra.types import HydraContext, TaskFunction
     from omegaconf import DictConfig
 
     from heats.cluster import Node
     from heats.record import TrialRecord
-    from heats.tracking.runs import Runs
-    from heats.tracking.shipper import Shipper
-    from heats.trial import Event, RunCreated
+    from heats.tracking.tracker import Tracker
+    from heats.trial import RunCreated
 
 logger = logging.getLogger(__name__)
 
@@ -79,8 +80,7 @@ def run(
 
 def _execute(plan: Plan) -> int:
     """Run the planned sweep; the exit code."""
-    from heats.tracking.runs import Runs
-    from heats.tracking.shipper import Shipper
+    from heats.tracking.tracker import Tracker
 
     conf = plan.conf
     is_inline = conf.lane.isolation is Isolation.inline
@@ -90,17 +90,11 @@ def _execute(plan: Plan) -> int:
     with ExitStack() as stack:
         ledger, record = _open_ledger(plan)
         stack.callback(ledger.close)
-        runs = Runs(record.start, root=Path(conf.tracking.root).absolute())
-        shipper = Shipper(plan.sweep_dir, runs)
         view = LiveView(lambda: record, num_trials=plan.num_trials, rungs=plan.rungs)
 
-        def on_event(event: Event) -> None:
-            shipper.notify()
-            view.on_event(event)
-
-        def create_run(trial: TrialRecord) -> RunCreated | None:
+        def create_run(trial: TrialRecord) -> Callable[[], RunCreated | None]:
             tracking.result()  # A trial's run needs its parent.
-            return runs.create_trial(trial)
+            return tracker.create_trial(trial.number, trial.asked_s)
 
         nodes = [local_node(conf.cluster)]  # Of another cluster: those found on connecting to it.
         study = Study(plan.objective, plan.space, conf.sampler, conf.seed)
@@ -115,7 +109,7 @@ def _execute(plan: Plan) -> int:
             shape_of=lambda config: plan.shape(nodes, config),
             create_run=create_run,
             sweep_job_dir=plan.job_dir,
-            on_event=on_event,
+            on_event=view.on_event,
         )
         if plan.conf.resume:
             if race.is_done() and record.ended is not None and record.ended.finished:
@@ -124,6 +118,7 @@ def _execute(plan: Plan) -> int:
             resumed = SweepResumed(time_s=time.time(), pid=os.getpid(), argv=plan.start.argv)
             race.write(resumed, durable=True)
         plan.job_dir.mkdir(parents=True, exist_ok=True)
+        tracker = Tracker(record.start, plan.sweep_dir, Path(conf.tracking.root).absolute())
         reason, is_finished = "an error", False
 
         def interrupt(why: str) -> None:
@@ -138,7 +133,7 @@ def _execute(plan: Plan) -> int:
             with view, interrupts:
                 # MLflow takes seconds to load and to make its database: Ray starts meanwhile.
                 threads = stack.enter_context(ThreadPoolExecutor(1))
-                tracking = threads.submit(_start_tracking, race, runs, shipper)
+                tracking = threads.submit(_start_tracking, race, tracker)
                 if is_inline:
                     _run_inline(plan, race)
                 elif not race.is_done():
@@ -162,10 +157,10 @@ def _execute(plan: Plan) -> int:
             except OSError as exc:
                 logger.warning("The sweep's folder could not be tidied up: %s", exc)
             timeout_s = _INTERRUPTED_CLOSE_TIMEOUT_S if race.is_interrupted else _CLOSE_TIMEOUT_S
-            if not shipper.close(timeout_s):
+            if not tracker.close(timeout_s):
                 logger.warning(
                     "MLflow at %s has not everything yet: `%s sync %s` sends the rest.",
-                    runs.shown_uri,
+                    tracker.shown_uri,
                     program(),
                     plan.study_name,
                 )
@@ -237,12 +232,12 @@ def _open_ledger(plan: Plan) -> tuple[Ledger, SweepRecord]:
     return ledger, record
 
 
-def _start_tracking(race: Race, runs: Runs, shipper: Shipper) -> None:
+def _start_tracking(race: Race, tracker: Tracker) -> None:
     if race.sweep.run_id is None:
-        created = runs.create_parent()
+        created = tracker.create_parent()
         if created is not None:
             race.write(created)
-    shipper.start()
+    tracker.start()
 
 
 def _remove_orphans(record: SweepRecord) -> None:

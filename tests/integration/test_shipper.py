@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from heats.config import Direction
-from heats.record import TrialRecord
-from heats.tracking.ledger import Ledger, read_sweep
+from heats.tracking.ledger import Ledger
 from heats.tracking.provenance import provenance
 from heats.tracking.runs import Runs
 from heats.tracking.shipper import Shipper
@@ -155,10 +154,9 @@ def test_the_ledger_becomes_one_parent_and_its_children(tmp_path: Path, sweep_di
         for event in events(tmp_path):
             ledger.append(event)
             if isinstance(event, TrialAsked) and event.trial != 1:  # one that the driver missed
-                created = runs.create_trial(read_sweep(sweep_dir).trials[event.trial])
+                created = runs.create_trial(event.trial, event.time_s)
                 assert created is not None
                 ledger.append(created)
-            shipper.notify()
         ledger.append(SweepEnded(time_s=T0 + 99, reason="all trials are done", finished=True))
         assert shipper.close(30)
     assert (shipper.pending(), shipper.last_error) == (0, None)
@@ -256,7 +254,7 @@ def test_a_killed_driver_leaves_no_second_run_and_none_running(
         parent = first.create_parent()  # and the ledger does not hear of it any more
         for event in whole[:4]:
             ledger.append(event)
-        assert first.create_trial(TrialRecord(0, {}, (), T0)) is not None
+        assert first.create_trial(0, T0) is not None
         shipper = Shipper(sweep_dir, first)
         assert shipper.close(30)
     path = sweep_dir / "ledger.jsonl"
@@ -270,7 +268,7 @@ def test_a_killed_driver_leaves_no_second_run_and_none_running(
         ledger.append(SweepResumed(time_s=T0 + 50, pid=1))
         shipper = Shipper(sweep_dir, runs)
         shipper.start()
-        again = runs.create_trial(record.trials[0])
+        again = runs.create_trial(0, record.trials[0].asked_s)
         assert again is not None
         assert again == runs.find_trial_run(0)
         assert runs.find_trial_run(7) is None
@@ -352,9 +350,8 @@ def test_a_server_that_comes_late_gets_everything(
         shipper.start()
         for event in events(tmp_path):
             ledger.append(event)
-            shipper.notify()
             if isinstance(event, TrialAsked):
-                assert runs.create_trial(read_sweep(sweep_dir).trials[event.trial]) is None
+                assert runs.create_trial(event.trial, event.time_s) is None
         assert time.monotonic() - began < 30  # MLflow's own client would take minutes.
         assert not shipper.flush(1.0)
         assert "does not answer" in (shipper.last_error or "")
@@ -376,7 +373,7 @@ def test_a_server_that_comes_late_gets_everything(
             ledger.append(TrialAsked(time_s=T0 + 70, trial=5, params={}, overrides=()))
             created = None
             for _ in range(100):
-                created = created or runs.create_trial(read_sweep(sweep_dir).trials[5])
+                created = created or runs.create_trial(5, T0 + 70)
                 time.sleep(0 if created else 0.1)
             assert isinstance(created, RunCreated)
             assert created.artifact_dir == ""  # the server's own artifacts are no folder here

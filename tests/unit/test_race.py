@@ -26,8 +26,9 @@ from heats.config import (
     StopConf,
     SweepConf,
 )
-from heats.race import RESULTS_FILE, Race
+from heats.race import Race
 from heats.record import SweepRecord
+from heats.results import RESULTS_FILE
 from heats.space import parse_space
 from heats.study import Study
 from heats.tracking.ledger import Ledger, read_events, read_sweep

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
-    from heats.record import TrialRecord
     from heats.trial import SweepStarted
 
 logger = logging.getLogger(__name__)
@@ -96,9 +95,9 @@ class Runs:
         """The sweep's own run; None where the tracker does not answer."""
         return self._soon(self.ensure_parent)
 
-    def create_trial(self, trial: TrialRecord) -> RunCreated | None:
-        """The run of a trial; None where the tracker does not answer."""
-        return self._soon(lambda: self.ensure_trial(trial.number, trial.asked_s))
+    def create_trial(self, number: int, asked_s: float) -> RunCreated | None:
+        """The run of a trial that was asked at `asked_s`; None as above."""
+        return self._soon(lambda: self.ensure_trial(number, asked_s))
 
     def _soon(self, call: Callable[[], RunCreated]) -> RunCreated | None:
         if time.monotonic() < self._quiet_until_s:

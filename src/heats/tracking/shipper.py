@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 CURSOR = "shipped.json"
 LOCK = "shipper.lock"
 
-# A wake-up waits this long for more to come: fewer, larger batches cost the driver less.
+# How often it looks whether the ledger has grown: fewer, larger batches cost less.
 _GATHER_S = 0.5
 _MAX_EVENTS = 2000
 _BACK_OFF_S = 0.5
@@ -63,7 +63,6 @@ class Shipper:
         self._lock_path = sweep_dir / LOCK
         self._runs = runs
         self._thread: threading.Thread | None = None
-        self._wake = threading.Event()
         self._urgent = threading.Event()
         self._stop = threading.Event()
         self._moved = threading.Condition()
@@ -83,12 +82,6 @@ class Shipper:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="heats-shipper", daemon=True)
             self._thread.start()
-            self.notify()
-
-    def notify(self) -> None:
-        """Say that the ledger has grown; cheap, and never waits."""
-        if not self._wake.is_set():
-            self._wake.set()
 
     def pending(self) -> int:
         """Bytes of the ledger that MLflow has not got yet."""
@@ -104,7 +97,6 @@ class Shipper:
         self.start()
         goal = self._size()
         self._urgent.set()
-        self._wake.set()
         with self._moved:
             is_done = self._moved.wait_for(lambda: self._drained_at >= goal, timeout_s)
         if not self._stop.is_set():
@@ -116,7 +108,6 @@ class Shipper:
         is_done = self.flush(timeout_s)
         self._stop.set()
         self._urgent.set()
-        self._wake.set()
         if self._thread is not None:
             self._thread.join(timeout=1.0)
         return is_done
@@ -129,14 +120,11 @@ class Shipper:
             return
         with lock:
             while not self._stop.is_set():
-                self._wake.wait()
                 self._urgent.wait(_GATHER_S)
-                self._wake.clear()
                 if self._stop.is_set():
                     return
-                if not self._ship():
+                if self._drained_at < self._size() and not self._ship():
                     self._back_off()
-                    self._wake.set()
 
     def _take_turn(self) -> FileLock | None:
         """Wait until no other process ships this sweep."""
