@@ -96,7 +96,9 @@ def _train(cfg: Probe) -> None:
         Path(cfg.folder, f"pid-{HydraConfig.get().job.num}").write_text(str(os.getpid()))
     for epoch in range(start + 1, cfg.epochs + 1):
         if cfg.case is Case.slow:
-            time.sleep(1)
+            time.sleep(0.5)
+            if cfg.x == 0 and epoch == cfg.epochs:
+                _wait_for(Path(cfg.folder, "epochs-1-0"))
         if cfg.case is Case.hangs and cfg.x == 1 and epoch == 3:
             Path(cfg.folder, "hanging").write_text(str(os.getpid()))
             time.sleep(600)
@@ -127,6 +129,12 @@ def _train(cfg: Probe) -> None:
                 ray.train.report(metrics, checkpoint=checkpoint)
             except Exception as exc:  # noqa: BLE001 - what such code does is the point
                 print("not stopped by", exc)  # noqa: T201
+
+
+def _wait_for(path: Path) -> None:
+    deadline_s = time.monotonic() + 120
+    while not path.exists() and time.monotonic() < deadline_s:
+        time.sleep(0.2)
 
 
 def _tell(cfg: Probe) -> None:

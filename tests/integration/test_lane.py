@@ -239,7 +239,6 @@ def test_lanes_follow_a_cluster_that_grows_and_shrinks(
         with start_node(ray_cluster, tmp_path / "node.log") as node:
             try:
                 wait_for_trials(2)
-                time.sleep(2)
             finally:
                 node.send_signal(signal.SIGINT)
 
@@ -248,7 +247,7 @@ def test_lanes_follow_a_cluster_that_grows_and_shrinks(
         record = run_probe(
             "slow",
             "x=0,1,2",
-            "epochs=40",
+            "epochs=6",
             "hydra.sweeper.scheduler=none",
             "hydra.sweeper.scaling.resources_per_worker={CPU:3}",
             "hydra.sweeper.cluster.num_cpus=4",
@@ -258,9 +257,9 @@ def test_lanes_follow_a_cluster_that_grows_and_shrinks(
     assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 3
     first, second = trials[0].spans[0], trials[1].spans[0]
     assert second[0] < first[1], "they ran at the same time"
-    assert sum(trial.attempts for trial in trials) == 4, "the one on the node that left came again"
+    assert [trial.attempts for trial in trials] == [1, 2, 1], "the one on the node that left"
     for trial in trials:
-        assert [report.resource for report in trial.reports] == list(range(1, 41))
+        assert [report.resource for report in trial.reports] == list(range(1, 7))
 
 
 def start_node(address: str, log: Path) -> subprocess.Popen[bytes]:

@@ -74,6 +74,10 @@ def ends_lane(fault: Fault, num_workers: int) -> bool:
 _DEVICE_ERRORS = "CUDA error", "CUDA driver error", "NCCL error", "CUDNN_STATUS", "CUBLAS_STATUS"
 
 
+_PREEMPTIONS = "preempted", "node was terminated expectedly"
+"""How Ray says that a node was drained, or told to go."""
+
+
 def fault_of(error: BaseException) -> Fault:
     """The fault behind what a task function raised."""
     import torch
@@ -106,7 +110,7 @@ def fault_of_group(error: str, num_oom_kills: int) -> Fault | None:
     """
     if "node running low on memory" in error or num_oom_kills > 0:
         return Fault.oom_killed
-    return Fault.preempted if "preempted" in error else None
+    return Fault.preempted if any(text in error for text in _PREEMPTIONS) else None
 
 
 def num_oom_kills() -> int:

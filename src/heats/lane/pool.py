@@ -74,8 +74,9 @@ class LanePool:
     # --- lanes ----------------------------------------------------------------------------------
 
     def rest(self, shape: LaneShape) -> None:
-        """A lane is idle now."""
+        """A lane is idle now; it goes where a starting one needs its place, as a node has left."""
         self._idle.append(shape)
+        self._retire_surplus()
         self._forget_refusals()
 
     def take(self, shape: LaneShape) -> None:
@@ -123,7 +124,16 @@ class LanePool:
         nodes = self._ask_nodes()
         if nodes != self._nodes:
             self._nodes = nodes
+            self._retire_surplus()
             self._forget_refusals()
+
+    def _retire_surplus(self) -> None:
+        """Let idle lanes go for which there is no room beside the running ones."""
+        while (idle := self._unclaimed()) and not fits(
+            [*self._running.values(), *self._idle], self._nodes
+        ):
+            self._idle.remove(idle[0])
+            self._retired.append(idle[0])
 
     def _forget_refusals(self) -> None:
         self._known = dict.fromkeys(self._known, False)

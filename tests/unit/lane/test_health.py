@@ -132,6 +132,8 @@ def test_end_of_a_worker_group_tells_want_of_memory_and_preemption() -> None:
     assert fault_of_group(killed, 0) is Fault.oom_killed
     assert fault_of_group("ActorDiedError: connection error code 2", 1) is Fault.oom_killed
     assert fault_of_group("ActorDiedError: the actor was preempted", 0) is Fault.preempted
+    left = "The actor's node was terminated expectedly: received SIGTERM"
+    assert fault_of_group(left, 0) is Fault.preempted
     assert fault_of_group("ActorDiedError: connection error code 2", 0) is None
 
 

@@ -117,6 +117,20 @@ def test_growing_and_shrinking_cluster_is_followed(monkeypatch: pytest.MonkeyPat
     assert pool.admit("c", ONE)
 
 
+def test_idle_lane_goes_when_a_node_leaves_that_a_starting_one_counted_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lane_pool, "_LOOK_EVERY_S", 0.0)
+    cluster = Cluster(4, 4)
+    pool = LanePool(cluster.nodes, None)
+    assert pool.admit("a", FOUR)
+    assert pool.admit("b", FOUR)
+    cluster.cpus.pop()
+    assert not pool.may_admit()
+    ended(pool, "a", FOUR)
+    assert pool.retire() == [FOUR]
+
+
 @given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.sampled_from([ONE, TWO, FOUR]))))
 def test_lanes_never_need_more_than_the_cluster_has(steps: list[tuple[str, LaneShape]]) -> None:
     """Each step ends the trial of that name, or begins it."""
