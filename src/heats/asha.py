@@ -1,4 +1,4 @@
-"""Asynchronous successive halving (ASHA) in its stopping form, with integer rungs.
+"""Asynchronous successive halving (ASHA) with integer rungs, stopping or promoting.
 
 Pure arithmetic: no clock, no randomness, no Ray. Source: "A System for Massively Parallel
 Hyperparameter Tuning", arXiv:1810.05934 (r, R and eta there are `min_resource`, `max_resource` and
@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right, insort
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from heats.config import AshaConf, Direction
-from heats.trial import Verdict
+from heats.config import AshaConf, AshaMode, Direction, PbtConf
+from heats.trial import Judgement, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from heats.trial import Judged, Objective
 
@@ -47,6 +46,14 @@ def rung_milestones(*, min_resource: int, max_resource: int, reduction_factor: i
     return milestones
 
 
+def next_decision(resource: int, pace: AshaConf | PbtConf | None) -> int | None:
+    """The next amount at which a scheduler decides; None where nothing is left."""
+    if isinstance(pace, PbtConf):
+        interval = pace.perturbation_interval
+        return (resource // interval + 1) * interval
+    return None if pace is None else next_milestone(resource, pace)
+
+
 def next_milestone(resource: int, conf: AshaConf) -> int | None:
     """The next amount at which there is something to decide; None where nothing is left.
 
@@ -60,30 +67,14 @@ def next_milestone(resource: int, conf: AshaConf) -> int | None:
     return milestone if conf.max_resource is None else min(milestone, conf.max_resource)
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """A decision about a trial.
-
-    `rung` is the milestone that was reached; for a value that is not finite off the rungs it is
-    `resource`, the amount really spent. `needed` is the value that it took to go on; None where no
-    finite one is known.
-    """
-
-    rung: int
-    resource: int
-    value: float
-    verdict: Verdict
-    needed: float | None = None
-
-
 class Asha:
-    """Stops a trial at a rung unless its value is among the best 1/reduction_factor so far.
+    """Stops or pauses a trial at a rung unless it is among the best 1/reduction_factor so far.
 
-    The rule, with n values at the rung (this one included): go on if among the best
-    max(1, n // reduction_factor), ties included. The paper promotes the best n // reduction_factor
-    and lets the others wait. Nothing waits here, so while n < reduction_factor the best value so
-    far goes on, as in Optuna's SuccessiveHalvingPruner; letting all of them go on would spend
-    reduction_factor - 1 full budgets whatever they are worth.
+    With n values at the rung (this one included), the best n // reduction_factor go on, as in the
+    paper. The others wait in mode `promote`, each until it is among them. In mode `stop` nothing
+    waits, so the best max(1, n // reduction_factor) go on, ties included: while
+    n < reduction_factor the best value so far does, as in Optuna's SuccessiveHalvingPruner; letting
+    all of them go on would spend reduction_factor - 1 full budgets whatever they are worth.
 
     A value that is NaN or infinite always stops its trial, at any report; at a rung it counts as
     the worst. At `max_resource` a trial is done, which is the caller's to see: a finite value there
@@ -100,9 +91,10 @@ class Asha:
         self._conf = conf
         self._sign = 1.0 if objective.direction is Direction.minimize else -1.0
         self._milestones = [conf.min_resource]
-        self._losses: dict[int, list[float]] = {}
+        self._rungs: dict[int, list[tuple[float, int]]] = {}
         self._reached: dict[int, int] = {}
         self._stopped: set[int] = set()
+        self._paused: dict[int, int] = {}
 
     def judge(self, trial: int, resource: int, value: float) -> list[Judgement]:
         """Take a report of a trial; empty where there is nothing to decide, else one decision.
@@ -110,34 +102,49 @@ class Asha:
         A value counts for the highest rung at or below `resource` that the trial has not reached
         yet; rungs that it skipped on the way stay without it, because a value from far beyond a
         rung says nothing about the others there. A rung is judged once for a trial, also where the
-        trial repeats it after a restart. Reports after a stop are ignored.
+        trial repeats it after a restart. Reports after a stop or a pause are ignored.
 
         Args:
             trial: Trial number.
             resource: Amount spent so far, in units of `objective.resource`; >= 0.
             value: Objective.
         """
-        if trial in self._stopped:
+        if trial in self._stopped or trial in self._paused:
             return []
         rung = self._rung_at(resource)
         is_new = rung > self._reached.get(trial, 0)
         is_finite = math.isfinite(value)
         if is_finite and not is_new:
             return []
-        goes_on = is_finite
-        needed = None
+        goes_on, needed = is_finite, None
         if is_new:
             highest = self._record(trial, rung, value)
             needed = self._sign * highest if math.isfinite(highest) else None
             is_done = self._conf.max_resource is not None and resource >= self._conf.max_resource
-            goes_on = is_finite and (self._sign * value <= highest or is_done)
-        if not goes_on:
+            goes_on = is_finite and (self._is_kept(trial, rung, highest) or is_done)
+        verdict = Verdict.CONTINUE
+        if not goes_on and is_finite and self._conf.mode is AshaMode.promote:
+            self._paused[trial] = rung
+            verdict = Verdict.PAUSE
+        elif not goes_on:
             self._stopped.add(trial)
-        verdict = Verdict.CONTINUE if goes_on else Verdict.STOP
+            verdict = Verdict.STOP
         return [Judgement(rung if is_new else resource, resource, value, verdict, needed)]
 
-    def restore(self, judged: Iterable[Judged]) -> None:
-        """Take up earlier decisions, in the order in which they were made.
+    def resume(self, is_ready: Callable[[int], bool]) -> int | None:
+        """A paused trial that is to go on now, because it is among the best of its rung.
+
+        The highest rung comes first, and there the best value.
+        """
+        for rung in sorted(set(self._paused.values()), reverse=True):
+            for _, trial in self._best(rung):
+                if self._paused.get(trial) == rung and is_ready(trial):
+                    del self._paused[trial]
+                    return trial
+        return None
+
+    def restore(self, judged: Iterable[Judged], paused: Iterable[int] = ()) -> None:
+        """Take up earlier decisions, in the order in which they were made, and who waits.
 
         Values at amounts that are not rungs any more are left out; verdicts stand as they were.
         """
@@ -146,15 +153,28 @@ class Asha:
                 self._record(event.trial, event.rung, event.value)
             if event.verdict is Verdict.STOP:
                 self._stopped.add(event.trial)
+        self._paused = {trial: self._reached.get(trial, 0) for trial in paused}
 
     def _record(self, trial: int, rung: int, value: float) -> float:
         """The highest loss that goes on from the rung, once the value is recorded there."""
         loss = self._sign * value if math.isfinite(value) else math.inf
-        losses = self._losses.setdefault(rung, [])
-        insort(losses, loss)
+        insort(self._rungs.setdefault(rung, []), (loss, trial))
         self._reached[trial] = rung
-        num_kept = max(1, len(losses) // self._conf.reduction_factor)
-        return losses[num_kept - 1]
+        best = self._best(rung)
+        return best[-1][0] if best else -math.inf
+
+    def _best(self, rung: int) -> list[tuple[float, int]]:
+        """Losses and trials that go on from the rung, best first."""
+        values = self._rungs.get(rung, [])
+        num_kept = len(values) // self._conf.reduction_factor
+        if self._conf.mode is AshaMode.stop:
+            num_kept = max(1, num_kept)
+        return [(loss, trial) for loss, trial in values[:num_kept] if math.isfinite(loss)]
+
+    def _is_kept(self, trial: int, rung: int, highest: float) -> bool:
+        if self._conf.mode is AshaMode.promote:
+            return any(each == trial for _, each in self._best(rung))
+        return any(loss <= highest for loss, each in self._rungs[rung] if each == trial)
 
     def _rung_at(self, resource: int) -> int:
         """The highest rung at or below an amount; 0 below the first."""

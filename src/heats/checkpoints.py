@@ -71,13 +71,14 @@ def orphans(record: SweepRecord) -> list[str]:
     Only those that Ray Train named: what user code stores beside them is its own.
     """
     found: list[str] = []
+    known = {uri for trial in record.trials.values() for uri in trial.checkpoints}
     for trial in record.trials.values():
         if trial.artifact_dir and "://" not in trial.artifact_dir:
             folder = Path(trial.artifact_dir, CHECKPOINTS_DIR)
             found += [
                 str(path)
                 for path in folder.glob(f"{_RAY_PREFIX}*")
-                if path.is_dir() and str(path) not in trial.checkpoints
+                if path.is_dir() and str(path) not in known
             ]
     return found
 

@@ -36,10 +36,26 @@ class Direction(Enum):
 
 
 class Scheduler(Enum):
-    """What decides at a report whether a trial goes on."""
+    """What decides at a report whether a trial goes on.
+
+    `asha`: successive halving. `pbt`, `pb2`: population-based training, whose trials go on from
+    better ones with other values. `none`: nothing.
+    """
 
     asha = "asha"
+    pbt = "pbt"
+    pb2 = "pb2"
     none = "none"
+
+
+class AshaMode(Enum):
+    """What becomes of a trial that is not among the best of a rung.
+
+    `stop`: it ends. `promote`: it waits, with its checkpoint, and goes on once it is.
+    """
+
+    stop = "stop"
+    promote = "promote"
 
 
 class Isolation(Enum):
@@ -92,6 +108,7 @@ class ObjectiveConf:
 class AshaConf:
     """Successive halving, in units of `objective.resource`; `max_resource` null: no upper end."""
 
+    mode: AshaMode = AshaMode.stop
     min_resource: int = 1
     max_resource: int | None = None
     reduction_factor: int = 3
@@ -107,6 +124,29 @@ class AshaConf:
             self.max_resource,
             f"give asha.min_resource ({self.min_resource}) or more, or null for no upper end",
         )
+
+
+@dataclass(slots=True, kw_only=True)
+class PbtConf:
+    """Population-based training, with the names of Ray Tune's `PopulationBasedTraining`.
+
+    All `n_trials` are one population. `perturbation_interval` and `burn_in_period` are in units of
+    `objective.resource`. `resample_probability` does not matter to PB2.
+    """
+
+    perturbation_interval: int = 4
+    burn_in_period: int = 0
+    quantile_fraction: float = 0.25
+    resample_probability: float = 0.25
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError where a bound does not hold."""
+        interval, burn_in = self.perturbation_interval, self.burn_in_period
+        _require(interval >= 1, "pbt.perturbation_interval", interval, "give 1 or more")
+        _require(burn_in >= 0, "pbt.burn_in_period", burn_in, "give 0 or more")
+        share, chance = self.quantile_fraction, self.resample_probability
+        _require(0 < share <= 0.5, "pbt.quantile_fraction", share, "give more than 0, up to 0.5")
+        _require(0 <= chance <= 1, "pbt.resample_probability", chance, "give 0 to 1")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -310,6 +350,7 @@ class Sections:
     scheduler: Scheduler = Scheduler.asha
     objective: ObjectiveConf = field(default_factory=ObjectiveConf)
     asha: AshaConf = field(default_factory=AshaConf)
+    pbt: PbtConf = field(default_factory=PbtConf)
     scaling: ScalingConf = field(default_factory=ScalingConf)
     backend: BackendConf = field(default_factory=BackendConf)
     lane: LaneConf = field(default_factory=LaneConf)

@@ -121,7 +121,7 @@ def _run(plan: Plan, folder: Path) -> dict[str, Curve]:
                     tracking_uri=(folder / "mlruns").as_uri(),
                 ),
                 task=replace(plan.task, wrapper="heats.lane.hostile.hostile_where_marked"),
-                asha=None,
+                pace=None,
                 lane=replace(plan.conf.lane, isolation=Isolation.lane, max_concurrent=1),
                 system_interval_s=None,
             )

@@ -19,6 +19,7 @@ from heats.cluster import lane_shape
 from heats.compose import Composer
 from heats.config import BackendConf, ScalingConf, Scheduler, SweepConf, section, sweep_conf
 from heats.errors import ConfigError
+from heats.scheduler import pace
 from heats.space import parse_space
 from heats.study import Study
 from heats.tracking.ledger import check_study_name, read_sweep
@@ -133,7 +134,7 @@ class Plan:
     def rungs(self) -> list[int]:
         """Where ASHA decides, for people to see; of rungs without end none."""
         asha = self.conf.asha
-        if self.conf.scheduler is Scheduler.none or asha.max_resource is None:
+        if self.conf.scheduler is not Scheduler.asha or asha.max_resource is None:
             return []
         return rung_milestones(
             min_resource=asha.min_resource,
@@ -164,7 +165,7 @@ class Plan:
             sweep_id=f"heats-{secrets.token_hex(8)}",
             task=self.task,
             objective=self.objective,
-            asha=conf.asha if conf.scheduler is Scheduler.asha else None,
+            pace=pace(conf),
             lane=conf.lane,
             storage_path=storage_path,
             tracking_uri=tracking_uri,

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from heats import checkpoints
-from heats.asha import Asha
 from heats.config import Scheduler
 from heats.errors import ConfigError
 from heats.fate import Fate, fate, is_sealed
@@ -26,6 +25,7 @@ from heats.trial import (
     AttemptLost,
     CheckpointDropped,
     Ending,
+    Exploited,
     Judged,
     Outcome,
     Report,
@@ -35,6 +35,7 @@ from heats.trial import (
     TrialEnded,
     TrialSpec,
     TrialState,
+    TurnPaused,
     TurnStarted,
     Verdict,
     resource_spent,
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from heats.record import SweepRecord, TrialRecord
     from heats.study import Study
     from heats.tracking.ledger import Ledger
-    from heats.trial import Event, Fault, LaneShape, RunCreated
+    from heats.trial import Event, Exploit, Fault, LaneShape, RunCreated, TrialScheduler
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ class Race:
         record: The sweep so far; of a resumed sweep, with its trials.
         ledger: Takes every event before anything else learns of it.
         study: Proposes points; already restored from the record.
+        scheduler: Says who goes on; restored as well; None: everyone does.
         composer: Makes a trial's config of its overrides.
         shape_of: The workers that a trial with this config needs; raises ConfigError.
         create_run: Has a trial's MLflow run made, and gives what waits for it; that gives None
@@ -80,6 +82,7 @@ class Race:
         record: SweepRecord,
         ledger: Ledger,
         study: Study,
+        scheduler: TrialScheduler | None,
         composer: Composer,
         shape_of: Callable[[DictConfig], LaneShape],
         create_run: Callable[[TrialRecord], Callable[[], RunCreated | None]],
@@ -93,7 +96,7 @@ class Race:
         self._create_run = create_run
         self._job_dir, self._on_event = sweep_job_dir, on_event
         self._objective = record.objective
-        self._asha = _scheduler(conf, record)
+        self._scheduler = scheduler
         self._results = Results(sweep_job_dir, record)
         self._started_s = time.monotonic()
         self._running: set[int] = set()
@@ -105,7 +108,7 @@ class Race:
         self._waiting = deque(
             number
             for number, trial in sorted(record.trials.items())
-            if trial.state is TrialState.RUNNING
+            if trial.state is TrialState.RUNNING and not trial.is_paused
         )
         self._lengths: set[int] = set()
         self._longest = max((t.last.resource for t in record.trials.values() if t.last), default=0)
@@ -115,7 +118,7 @@ class Race:
                 self._learn_length(trial)
         self._stop_reason: str | None = None
         self._is_interrupted = self._leaves = False
-        self._is_metric_checked = False
+        self._is_metric_checked = self._has_warned_of_pauses = False
         self._failures_in_a_row = _failures_in_a_row(record)
         self._may_drop = True  # What an earlier driver did not come to.
 
@@ -132,9 +135,13 @@ class Race:
                 ):  # The driver died before it said so.
                     self._settle(number, Outcome(Ending.STOPPED))
                     continue
+            elif (paused := self._resume()) is not None:
+                number = paused
             elif self._has_points:
                 number = self._ask()
             else:
+                if not self._running:
+                    self._settle_paused()  # No result will come that could let one go on.
                 return None
             spec = self._spec(number)
             if spec is not None:
@@ -145,7 +152,7 @@ class Race:
         """Whether no trial will come any more; a running one may come back, so it waits for it."""
         if self._is_over():
             return True
-        return not (self._waiting or self._running or self._has_points)
+        return not (self._waiting or self._running or self._has_points or self._paused())
 
     def record(self, number: int, reports: list[Report]) -> Verdict:
         """Write a running trial's reports down; the scheduler's verdict on the last of them."""
@@ -153,11 +160,12 @@ class Race:
         for report in reports:
             if report.is_system:
                 self._take_sample(number, report)
-            elif self._take_report(number, report) is Verdict.STOP:
-                verdict = Verdict.STOP  # The later ones happened all the same, so they are kept.
+            else:  # Reports after a verdict happened all the same, so they are kept.
+                told = self._take_report(number, report)
+                verdict = verdict if told is Verdict.CONTINUE else told
         self._drop_checkpoints()
         self._check_time()
-        if verdict is Verdict.CONTINUE and self._is_over():
+        if verdict is not Verdict.STOP and self._is_over():
             return Verdict.LEAVE if self._leaves else Verdict.STOP
         return verdict
 
@@ -169,6 +177,8 @@ class Race:
         is_sealed_now = is_sealed(self.sweep.trials[number], self._objective)
         if is_sealed_now and outcome.ending is not Ending.RETURNED and not is_own:
             outcome = Outcome(Ending.STOPPED)  # The verdict stands, whatever became of the lane.
+        elif self._has_paused(number, outcome, is_own=is_own):
+            return
         elif fault is not None and self._starts_again(number, fault, outcome.error or fault.value):
             return
         elif outcome.ending is Ending.STOPPED and self._leaves:
@@ -270,7 +280,7 @@ class Race:
         self._running.add(number)
         first_report_index = last.index if last else 0
         self._next_index[number] = first_report_index + 1
-        self._known[number] = (trial.last.resource, trial.last.index) if trial.last else (-1, -1)
+        self._known[number] = _known(trial)
         return TrialSpec(
             number=number,
             attempt=attempt,
@@ -312,10 +322,10 @@ class Race:
         if self._is_target(value):
             self._end_study(f"trial {number} reached the target {self._conf.stop.target:g}")
             return Verdict.STOP
-        if self._asha is None:
+        if self._scheduler is None:
             return Verdict.CONTINUE if math.isfinite(value) else Verdict.STOP
         verdict = Verdict.CONTINUE
-        for judgement in self._asha.judge(number, spent, value):
+        for judgement in self._scheduler.judge(number, spent, value):
             verdict = judgement.verdict
             self.write(
                 Judged(
@@ -328,7 +338,26 @@ class Race:
                     needed=judgement.needed,
                 )
             )
+            if judgement.exploit is not None:
+                self._exploit(number, judgement.exploit)
         return verdict
+
+    def _exploit(self, number: int, exploit: Exploit) -> None:
+        last = self.sweep.trials[exploit.donor].last_checkpoint
+        if last is None or last.checkpoint is None:
+            return  # It was dropped in this moment: the trial goes on from its own.
+        self.write(
+            Exploited(
+                time_s=time.time(),
+                trial=number,
+                donor=exploit.donor,
+                checkpoint=last.checkpoint,
+                resource=last.resource,
+                params=exploit.params,
+                overrides=exploit.overrides,
+            ),
+            durable=True,
+        )
 
     def _take_sample(self, number: int, report: Report) -> None:
         step = self._num_samples[number]
@@ -374,13 +403,49 @@ class Race:
         own end did, and that none went beyond: the rung there stops trials that have nothing left
         to do.
         """
-        if self._asha is None or self._conf.asha.max_resource is not None:
-            return None if self._asha is None else self._conf.asha.max_resource
+        if self._conf.scheduler is not Scheduler.asha:
+            return None
+        if self._conf.asha.max_resource is not None:
+            return self._conf.asha.max_resource
         return self._longest if self._lengths == {self._longest} else None
 
     def _learn_length(self, trial: TrialRecord) -> None:
         if trial.state is TrialState.COMPLETE and trial.last is not None:
             self._lengths.add(trial.last.resource)
+
+    # --- pauses ---------------------------------------------------------------------------------
+
+    def _paused(self) -> list[int]:
+        """Trials that wait for their scheduler; not those that are still leaving their lane."""
+        if self._scheduler is None:
+            return []
+        trials = self.sweep.trials.items()
+        return [number for number, each in trials if each.is_paused and number not in self._running]
+
+    def _resume(self) -> int | None:
+        if self._scheduler is None:
+            return None
+        trials, running = self.sweep.trials, self._running
+        return self._scheduler.resume(lambda each: trials[each].is_paused and each not in running)
+
+    def _has_paused(self, number: int, outcome: Outcome, *, is_own: bool) -> bool:
+        """Whether an attempt ended because its trial was told to pause."""
+        trial = self.sweep.trials[number]
+        if not trial.is_paused or outcome.ending is Ending.RETURNED or is_own:
+            return False
+        self.write(TurnPaused(time_s=time.time(), trial=number))
+        if trial.last_checkpoint is None and not self._has_warned_of_pauses:
+            self._has_warned_of_pauses = True
+            logger.warning(
+                "Trial %d reported no checkpoint, so when it goes on it starts from its beginning. "
+                "Report one where the scheduler decides, or choose asha.mode=stop.",
+                number,
+            )
+        return True
+
+    def _settle_paused(self) -> None:
+        for number in self._paused():
+            self._settle(number, Outcome(Ending.STOPPED))
 
     def _starts_again(self, number: int, fault: Fault, reason: str) -> bool:
         trial = self.sweep.trials[number]
@@ -443,7 +508,8 @@ class Race:
         self._may_drop = False
         for number, uri in checkpoints.unneeded(self.sweep, self._conf.checkpoints.keep_best):
             self.write(CheckpointDropped(time_s=time.time(), trial=number, checkpoint=uri))
-            checkpoints.remove(uri)
+            if not any(uri in trial.checkpoints for trial in self.sweep.trials.values()):
+                checkpoints.remove(uri)  # Else another trial of a population goes on from it.
 
     # --- the study's own end --------------------------------------------------------------------
 
@@ -457,6 +523,7 @@ class Race:
         self._stop_reason = reason
         while self._waiting:
             self._settle(self._waiting.popleft(), Outcome(Ending.STOPPED))
+        self._settle_paused()
 
     def _is_target(self, value: float) -> bool:
         target = self._conf.stop.target
@@ -487,10 +554,11 @@ def _failures_in_a_row(record: SweepRecord) -> int:
     return len(list(takewhile(lambda trial: trial.state is TrialState.FAIL, ended)))
 
 
-def _scheduler(conf: SweepConf, record: SweepRecord) -> Asha | None:
-    if conf.scheduler is Scheduler.none:
-        return None
-    asha = Asha(conf.asha, record.objective)
-    judged = [each for trial in record.trials.values() for each in trial.judged]
-    asha.restore(sorted(judged, key=lambda each: each.time_s))
-    return asha
+def _known(trial: TrialRecord) -> tuple[int, int]:
+    """Resource and index of the last report that an attempt which goes on would make again."""
+    last = trial.last
+    if last is None:
+        return -1, -1
+    has_exploited = trial.exploited and trial.exploited[-1].time_s >= last.time_s
+    # With other values and weights from elsewhere, every report is a new one.
+    return (-1 if has_exploited else last.resource), last.index

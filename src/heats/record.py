@@ -6,12 +6,13 @@ another. So the live view, a resume and a report can never disagree.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from heats.trial import (
     AttemptLost,
     CheckpointDropped,
+    Exploited,
     Judged,
     Reported,
     RunCreated,
@@ -22,7 +23,9 @@ from heats.trial import (
     TrialAsked,
     TrialEnded,
     TrialState,
+    TurnPaused,
     TurnStarted,
+    Verdict,
 )
 
 if TYPE_CHECKING:
@@ -37,6 +40,8 @@ class TrialRecord:
 
     `spans` holds when each attempt began and when the last was heard of it. `is_open`: the last one
     may still go on. `is_starting`: nothing was heard of it, and its workers may have to start.
+    `is_paused`: its scheduler says whether it goes on. `params` and `overrides` are those it has
+    now; `exploited` says how they came about in a population.
     """
 
     number: int
@@ -47,6 +52,8 @@ class TrialRecord:
     spans: list[tuple[float, float]] = field(default_factory=list)
     is_open: bool = False
     is_starting: bool = False
+    is_paused: bool = False
+    exploited: list[Exploited] = field(default_factory=list)
     ended_s: float | None = None
     value: float | None = None
     error: str | None = None
@@ -97,8 +104,12 @@ class TrialRecord:
 
     @property
     def last_checkpoint(self) -> Reported | None:
-        """The newest checkpoint that still exists: where the trial would continue."""
-        return max(self.checkpoints.values(), key=lambda r: r.index, default=None)
+        """The newest checkpoint that still exists: where the trial would continue.
+
+        One that it was given of another trial is newer than its own of the same report.
+        """
+        newest_first = reversed(self.checkpoints.values())
+        return max(newest_first, key=lambda report: report.index, default=None)
 
 
 def _best(reports: Iterable[Reported], objective: Objective) -> Reported | None:
@@ -171,6 +182,7 @@ class SweepRecord:
                 trial.attempts = event.attempt + 1
                 trial.spans.append((event.time_s, event.time_s))
                 trial.is_open = trial.is_starting = True
+                trial.is_paused = False
             case SystemSampled():
                 trial = self.trials[event.trial]
                 if trial.is_starting:  # Rank 0 takes its first sample when it begins.
@@ -183,7 +195,19 @@ class SweepRecord:
                 if event.checkpoint is not None:
                     trial.checkpoints[event.checkpoint] = event
             case Judged():
-                self.trials[event.trial].judged.append(event)
+                trial = self.trials[event.trial]
+                trial.judged.append(event)
+                trial.is_paused = event.verdict is Verdict.PAUSE
+            case Exploited():
+                trial = self.trials[event.trial]
+                trial.exploited.append(event)
+                trial.params, trial.overrides = dict(event.params), event.overrides
+                report = self.trials[event.donor].checkpoints[event.checkpoint]
+                index = trial.last.index if trial.last else 0
+                trial.checkpoints[event.checkpoint] = replace(report, index=index)
+            case TurnPaused():
+                self.trials[event.trial].heard_of(event.time_s)
+                self.trials[event.trial].is_open = False
             case CheckpointDropped():
                 self.trials[event.trial].checkpoints.pop(event.checkpoint, None)
             case TrialEnded():
@@ -191,7 +215,7 @@ class SweepRecord:
                 trial.state, trial.value, trial.error = event.state, event.value, event.error
                 trial.log, trial.ended_s = event.log, event.time_s
                 trial.heard_of(event.time_s)
-                trial.is_open = False
+                trial.is_open = trial.is_paused = False
             case SweepEnded():
                 self.ended = event
                 self._close_attempts()

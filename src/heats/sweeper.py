@@ -21,6 +21,7 @@ from heats.interrupts import Interrupts
 from heats.plan import Plan, refuse_changes
 from heats.race import Race
 from heats.record import SweepRecord
+from heats.scheduler import make_scheduler
 from heats.study import Study
 from heats.tracking.ledger import Ledger
 from heats.trial import SweepEnded, SweepResumed
@@ -105,6 +106,7 @@ def _execute(plan: Plan) -> int:
             record=record,
             ledger=ledger,
             study=study,
+            scheduler=make_scheduler(conf, plan.space, record, plan.num_trials),
             composer=plan.composer,
             shape_of=lambda config: plan.shape(nodes, config),
             create_run=create_run,

@@ -10,9 +10,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from heats.config import Direction, Framework
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ParamValue = str | int | float | bool | None
 
@@ -29,12 +32,14 @@ class TrialState(Enum):
 class Verdict(Enum):
     """What a trial is told at a report.
 
-    LEAVE: the driver is leaving; the trial stops at its next report, which still counts, and goes
-    on from there when the sweep is resumed.
+    PAUSE: the trial stops at its next report, which still counts, and may go on later from its
+    newest checkpoint. LEAVE: the same because the driver is leaving; it goes on when the sweep is
+    resumed.
     """
 
     CONTINUE = "CONTINUE"
     STOP = "STOP"
+    PAUSE = "PAUSE"
     LEAVE = "LEAVE"
 
 
@@ -213,6 +218,30 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Exploited:
+    """A trial of a population goes on from a checkpoint of another, the donor, with other values.
+
+    `checkpoint` is the donor's own: nothing is copied. `resource` is what the donor had spent.
+    """
+
+    time_s: float
+    trial: int
+    donor: int
+    checkpoint: str
+    resource: int
+    params: dict[str, ParamValue]
+    overrides: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnPaused:
+    """A trial that was told to pause has left its lane."""
+
+    time_s: float
+    trial: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointDropped:
     """A checkpoint is no longer needed; written before its files are removed."""
 
@@ -270,6 +299,8 @@ Event = (
     | Reported
     | SystemSampled
     | Judged
+    | Exploited
+    | TurnPaused
     | CheckpointDropped
     | AttemptLost
     | TrialEnded
@@ -341,6 +372,44 @@ class Outcome:
     def failed(cls, fault: Fault, error: str) -> Outcome:
         """The end of an attempt that failed."""
         return cls(Ending.FAILED, error=error, fault=fault)
+
+
+@dataclass(frozen=True, slots=True)
+class Exploit:
+    """A trial is to go on from the newest checkpoint of the donor, with other values."""
+
+    donor: int
+    params: dict[str, ParamValue]
+    overrides: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A scheduler's decision about a trial.
+
+    `rung` is the milestone that was reached; for a value that is not finite off the rungs it is
+    `resource`, the amount really spent. `needed` is the value that it took to go on; None where no
+    finite one is known. `exploit` comes with PAUSE.
+    """
+
+    rung: int
+    resource: int
+    value: float
+    verdict: Verdict
+    needed: float | None = None
+    exploit: Exploit | None = None
+
+
+class TrialScheduler(Protocol):
+    """What decides at a report whether a trial goes on, and which paused one comes again."""
+
+    def judge(self, trial: int, resource: int, value: float) -> list[Judgement]:
+        """Take a report of a running trial; empty where there is nothing to decide."""
+        ...
+
+    def resume(self, is_ready: Callable[[int], bool]) -> int | None:
+        """A paused trial that goes on now, of those that are ready; None where none is to."""
+        ...
 
 
 class Coordinator(Protocol):

@@ -2,21 +2,22 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from heats.asha import Asha, next_milestone, rung_milestones
-from heats.config import AshaConf, Direction
+from heats.config import AshaConf, AshaMode, Direction
 from heats.errors import ConfigError
 from heats.trial import Judged, Objective, Verdict
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Iterable
 
-    from heats.asha import Judgement
+    from heats.trial import Judgement
 
 LOSS = Objective("loss", Direction.minimize)
 SCORE = Objective("score", Direction.maximize)
@@ -234,3 +235,104 @@ def test_judgement_says_what_it_took_to_go_on() -> None:
     assert accuracy.judge(0, 1, 0.9)[0].needed == 0.9
     assert accuracy.judge(1, 1, 0.8)[0].needed == 0.9
     assert Asha(AshaConf(), LOSS).judge(0, 1, math.nan)[0].needed is None
+
+
+# --- promote ------------------------------------------------------------------------------------
+
+
+def promoting(**conf: Any) -> Asha:
+    settings = {"max_resource": 9, "reduction_factor": 3, "mode": AshaMode.promote, **conf}
+    return Asha(AshaConf(**settings), LOSS)
+
+
+def verdict(asha: Asha, trial: int, resource: int, value: float) -> Verdict | None:
+    judgements = asha.judge(trial, resource, value)
+    return judgements[0].verdict if judgements else None
+
+
+def test_trial_waits_until_it_is_among_the_best_of_its_rung() -> None:
+    asha = promoting()
+    assert [verdict(asha, trial, 1, 0.5 - 0.1 * trial) for trial in (0, 1)] == [Verdict.PAUSE] * 2
+    assert asha.resume(lambda _: True) is None, "with two of three there is no best third yet"
+    assert verdict(asha, 2, 1, 0.9) is Verdict.PAUSE
+    assert asha.resume(lambda _: True) == 1
+    assert asha.resume(lambda _: True) is None
+    assert verdict(asha, 1, 3, 0.2) is Verdict.PAUSE
+
+
+def test_trial_that_is_the_best_third_at_once_goes_on_without_a_pause() -> None:
+    asha = promoting()
+    for trial in (0, 1):
+        verdict(asha, trial, 1, 0.5)
+    assert verdict(asha, 2, 1, 0.1) is Verdict.CONTINUE
+    assert asha.resume(lambda _: True) is None
+
+
+def test_highest_rung_and_its_best_value_come_first() -> None:
+    asha = promoting()
+    for trial in range(9):
+        verdict(asha, trial, 1, 0.1 * trial)
+    promoted = [asha.resume(lambda _: True) for _ in range(3)]
+    assert promoted == [0, 1, 2]
+    for trial in (0, 1, 2):
+        verdict(asha, trial, 3, 0.1 * trial)
+    assert asha.resume(lambda _: True) == 0
+    assert asha.resume(lambda trial: trial != 0) is None
+
+
+def test_paused_trial_that_is_not_ready_is_passed_over() -> None:
+    asha = promoting()
+    for trial, value in enumerate([0.3, 0.2, 0.9, 0.8, 0.7, 0.6]):
+        verdict(asha, trial, 1, value)
+    assert asha.resume(lambda trial: trial > 1) is None
+    assert asha.resume(lambda trial: trial != 1) == 0
+    assert asha.resume(lambda _: True) == 1
+
+
+def test_value_that_is_not_finite_stops_its_trial_in_both_modes() -> None:
+    asha = promoting()
+    assert verdict(asha, 0, 1, math.nan) is Verdict.STOP
+    assert verdict(asha, 1, 2, math.inf) is Verdict.STOP
+    assert asha.resume(lambda _: True) is None
+
+
+def test_pauses_are_taken_up_again() -> None:
+    asha, again = promoting(), promoting()
+    judged = [event(trial, asha.judge(trial, 1, 0.5 - 0.1 * trial)[0]) for trial in range(2)]
+    again.restore(judged, paused=[0, 1])
+    assert verdict(again, 2, 1, 0.9) is Verdict.PAUSE
+    assert again.resume(lambda _: True) == 1
+
+
+@given(
+    st.lists(st.floats(0, 1), min_size=1, max_size=40, unique=True),
+    st.sampled_from([2, 3, 4]),
+    st.randoms(use_true_random=False),
+)
+def test_promotions_are_those_of_the_paper(
+    values: list[float], eta: int, random: random.Random
+) -> None:
+    """Whatever the order: a trial is beyond a rung only if it was among its best 1/eta then."""
+    asha = promoting(max_resource=eta**3, reduction_factor=eta)
+    waiting = list(range(len(values)))
+    random.shuffle(waiting)
+    at: dict[int, list[int]] = {}
+    level = dict.fromkeys(waiting, 0)
+    while True:
+        trial = asha.resume(lambda _: True)
+        if trial is None:
+            if not waiting:
+                break
+            trial = waiting.pop()
+        told: Verdict | None = Verdict.CONTINUE
+        while told is Verdict.CONTINUE and level[trial] < 4:
+            rung = eta ** level[trial]
+            told = verdict(asha, trial, rung, values[trial])
+            at.setdefault(rung, []).append(trial)
+            level[trial] += 1
+            best = sorted(at[rung], key=lambda each: values[each])[: len(at[rung]) // eta]
+            if rung < eta**3:
+                assert (told is Verdict.CONTINUE) == (trial in best)
+    for lower, upper in itertools.pairwise(sorted(at)):
+        best = sorted(at[lower], key=lambda each: values[each])[: len(at[lower]) // eta]
+        assert set(best) <= set(at[upper])

@@ -18,10 +18,12 @@ from tests.fakes import FakeRuns, fake_start
 from heats.compose import Composer
 from heats.config import (
     AshaConf,
+    AshaMode,
     CheckpointsConf,
     Direction,
     LaneConf,
     ObjectiveConf,
+    PbtConf,
     Scheduler,
     StopConf,
     SweepConf,
@@ -29,6 +31,7 @@ from heats.config import (
 from heats.race import Race
 from heats.record import SweepRecord
 from heats.results import RESULTS_FILE
+from heats.scheduler import make_scheduler
 from heats.space import parse_space
 from heats.study import Study
 from heats.tracking.ledger import Ledger, read_events, read_sweep
@@ -37,6 +40,7 @@ from heats.trial import (
     CheckpointDropped,
     Ending,
     Event,
+    Exploited,
     Fault,
     LaneShape,
     Objective,
@@ -56,7 +60,7 @@ if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
 
 RUNNING, COMPLETE, PRUNED, FAIL = TrialState
-CONTINUE, STOP, LEAVE = Verdict
+CONTINUE, STOP, PAUSE, LEAVE = Verdict
 STOPPED = Outcome(Ending.STOPPED)
 LOST = Outcome.failed(Fault.rank_died, "rank 0 went away")
 RAISED = Outcome.failed(Fault.error, "Traceback ...\nValueError: no data")
@@ -108,6 +112,7 @@ class Sweep:
             record=self.record,
             ledger=self.ledger,
             study=self.study,
+            scheduler=make_scheduler(conf, points, self.record, num_trials),
             composer=Composer(loader, master, points.fixed),
             shape_of=lambda config: LaneShape(1, False, {"CPU": 1.0}),
             create_run=self.runs.create_trial,
@@ -826,3 +831,177 @@ def test_ended_trial_is_on_disk_when_the_driver_dies(sweep: Sweeps) -> None:
     last = [event for event, _ in read_events(s.ledger.path)][-1]
     assert isinstance(last, TrialEnded)
     assert dataclasses.astuple(last)[1:4] == (0, COMPLETE, 0.5)
+
+
+# --- pauses -------------------------------------------------------------------------------------
+
+PROMOTE = AshaConf(max_resource=9, reduction_factor=3, mode=AshaMode.promote)
+
+
+def paused(s: Sweep, spec: TrialSpec, loss: float, *, epoch: int = 1) -> None:
+    assert s.report(spec, epoch, loss, saves=True) is PAUSE
+    s.race.end(spec.number, STOPPED)
+
+
+def test_paused_trial_goes_on_from_its_checkpoint_once_it_is_among_the_best(sweep: Sweeps) -> None:
+    s = sweep(asha=PROMOTE)
+    for loss in (0.2, 0.4, 0.6):
+        paused(s, s.next(), loss)
+    promoted = s.next()
+    assert (promoted.number, promoted.attempt, promoted.first_report_index) == (0, 1, 1)
+    assert Path(promoted.checkpoint or "").name == "attempt-0-epoch-1"
+    assert s.train(promoted, [0.1], first=2) is COMPLETE
+    assert s.race.next_trial() is None
+    assert s.race.is_done()
+    assert [s.record.trials[number].state for number in (1, 2)] == [PRUNED, PRUNED]
+    assert s.losses(promoted) == [0.2, 0.1]
+
+
+def test_trial_that_still_leaves_its_lane_does_not_go_on_yet(sweep: Sweeps) -> None:
+    s = sweep(asha=PROMOTE, num_trials=4)
+    best = s.next()
+    assert s.report(best, 1, 0.1, saves=True) is PAUSE
+    for loss in (0.4, 0.6):
+        paused(s, s.next(), loss)
+    assert s.next().number == 3
+    s.race.end(best.number, STOPPED)
+    assert s.next().number == 0
+
+
+def test_paused_trial_that_loses_its_lane_stays_paused(sweep: Sweeps) -> None:
+    s = sweep(asha=PROMOTE)
+    spec = s.next()
+    assert s.report(spec, 1, 0.1, saves=True) is PAUSE
+    s.race.end(spec.number, LOST)
+    assert s.record.trials[0].is_paused
+    assert s.next().number == 1
+    assert s.told(AttemptLost) == []
+
+
+def test_paused_trials_wait_for_the_next_driver(sweep: Sweeps) -> None:
+    s = sweep(asha=PROMOTE)
+    for loss in (0.2, 0.4):
+        paused(s, s.next(), loss)
+    s.race.interrupt("Ctrl-C")
+    assert not s.race.is_finished
+    again = sweep(asha=PROMOTE)
+    third = again.next()
+    assert third.number == 2
+    paused(again, third, 0.6)
+    assert again.next().number == 0
+    assert again.race.next_trial() is None
+    assert not again.race.is_done(), "trial 0 may let another one go on"
+
+
+def test_end_of_the_study_ends_what_is_paused(sweep: Sweeps) -> None:
+    s = sweep(asha=PROMOTE, stop=StopConf(target=0.05))
+    paused(s, s.next(), 0.2)
+    spec = s.next()
+    assert s.report(spec, 1, 0.04) is STOP
+    s.race.end(spec.number, STOPPED)
+    assert s.record.trials[0].state is PRUNED
+    assert s.race.is_finished
+
+
+# --- populations --------------------------------------------------------------------------------
+
+
+def population(sweep: Sweeps, num_trials: int = 4, **conf: Any) -> Sweep:
+    return sweep(
+        scheduler=Scheduler.pbt,
+        num_trials=num_trials,
+        pbt=PbtConf(**{"perturbation_interval": 2, **conf}),
+    )
+
+
+def race_on(s: Sweep, specs: list[TrialSpec], epoch: int) -> None:
+    """Report with losses 0.1, 0.2, ..., the worst one first, as each report is judged at once."""
+    for spec in reversed(specs):
+        verdict = s.report(spec, epoch, 0.1 + 0.1 * spec.number, saves=True)
+        assert verdict is CONTINUE
+
+
+def test_worst_trial_goes_on_from_a_checkpoint_of_the_best_with_other_values(sweep: Sweeps) -> None:
+    s = population(sweep)
+    specs = [s.next() for _ in range(4)]
+    race_on(s, specs, 2)
+    before = dict(s.record.trials[3].params)
+    assert s.report(specs[3], 3, 0.9) is CONTINUE
+    assert s.report(specs[3], 4, 0.8, saves=True) is PAUSE
+    s.race.end(3, STOPPED)
+    again = s.next()
+    (told,) = s.told(Exploited)
+    assert (again.number, told.donor) == (3, 0)
+    assert again.checkpoint == told.checkpoint
+    assert again.checkpoint in s.record.trials[0].checkpoints
+    assert pickle.loads(again.config).lr == s.record.trials[3].params["lr"] != before["lr"]
+    assert 1e-5 <= pickle.loads(again.config).lr <= 0.1
+    assert s.report(again, 3, 0.05) is CONTINUE
+    assert s.losses(again) == [0.4, 0.9, 0.8, 0.05], "the donor was at 2, so 3 comes again"
+
+
+def test_checkpoint_that_another_trial_goes_on_from_outlives_its_own(sweep: Sweeps) -> None:
+    s = population(sweep)
+    specs = [s.next() for _ in range(4)]
+    race_on(s, specs, 2)
+    s.report(specs[3], 4, 0.8)
+    s.race.end(3, STOPPED)
+    (told,) = s.told(Exploited)
+    donor = specs[told.donor]
+    s.report(donor, 3, 0.09, saves=True)
+    dropped = [(each.trial, each.checkpoint) for each in s.told(CheckpointDropped)]
+    assert (told.donor, told.checkpoint) in dropped
+    assert Path(told.checkpoint).is_dir()
+    again = s.next()
+    assert again.checkpoint == told.checkpoint
+    s.report(again, 3, 0.07, saves=True)
+    assert not Path(told.checkpoint).is_dir(), "nobody needs it any more"
+
+
+def test_population_that_does_not_run_at_once_takes_turns(sweep: Sweeps) -> None:
+    s = population(sweep, num_trials=3)
+    order = []
+    for _ in range(6):
+        spec = s.next()
+        order.append(spec.number)
+        first = 2 * order.count(spec.number) - 1
+        s.report(spec, first, 0.5)
+        assert s.report(spec, first + 1, 0.1 * spec.number, saves=True) is PAUSE
+        s.race.end(spec.number, STOPPED)
+    assert order[:3] == [0, 1, 2]
+    assert sorted(order[3:]) == [0, 1, 2]
+
+
+def test_population_is_taken_up_again(sweep: Sweeps) -> None:
+    s = population(sweep)
+    specs = [s.next() for _ in range(4)]
+    race_on(s, specs, 2)
+    s.report(specs[3], 4, 0.8)
+    (told,) = s.told(Exploited)
+    s.race.interrupt("Ctrl-C")
+    for number in range(4):
+        s.race.end(number, STOPPED)
+    again = population(sweep)
+    taken = {spec.number: spec for spec in (again.next() for _ in range(4))}
+    assert taken[3].checkpoint == told.checkpoint
+    assert again.record.trials[3].params == told.params
+    assert again.report(taken[0], 3, 0.2) is CONTINUE, "its interval began at 2"
+    assert len(again.record.trials[0].judged) == 1
+    assert again.report(taken[0], 4, 0.01, saves=True) is CONTINUE
+    assert len(again.record.trials[0].judged) == 2
+
+
+def test_pb2_chooses_values_within_the_bounds(sweep: Sweeps) -> None:
+    s = sweep(scheduler=Scheduler.pb2, num_trials=4, pbt=PbtConf(perturbation_interval=1))
+    specs = [s.next() for _ in range(4)]
+    for epoch in range(1, 6):
+        for number in reversed(range(4)):
+            spec = specs[number]
+            loss = 1 / epoch + 0.1 * number
+            if s.report(spec, epoch, loss, saves=True) is PAUSE:
+                s.race.end(number, STOPPED)
+                specs[number] = s.next()
+    told = s.told(Exploited)
+    assert len(told) >= 2
+    assert all(1e-5 <= each.params["lr"] <= 0.1 for each in told)
+    assert len({each.params["lr"] for each in told}) > 1

@@ -32,7 +32,7 @@ from heats.lane.worker import WorkerSettings
 from heats.trial import Ending, Fault, Outcome, Verdict
 
 if TYPE_CHECKING:
-    from heats.config import AshaConf, LaneConf
+    from heats.config import AshaConf, LaneConf, PbtConf
     from heats.lane.group import WorkerGroup
     from heats.lane.messages import RankMessage
     from heats.lane.task import TaskRef
@@ -51,15 +51,15 @@ _CAUSE_S = 1.0
 class LaneSettings:
     """Everything a lane needs that does not change from trial to trial.
 
-    `asha` None: no report needs a decision, so verdicts never wait. `storage_path` is where Ray
-    Train keeps what is the lane's own; `sweep_id` is this driver run's own, and names what its
-    lanes reserve.
+    `pace` says which reports need a decision; None: none, so verdicts never wait. `storage_path` is
+    where Ray Train keeps what is the lane's own; `sweep_id` is this driver run's own, and names
+    what its lanes reserve.
     """
 
     sweep_id: str
     task: TaskRef
     objective: Objective
-    asha: AshaConf | None
+    pace: AshaConf | PbtConf | None
     lane: LaneConf
     storage_path: str
     tracking_uri: str
@@ -113,7 +113,7 @@ class Lane:
         with self._changed:
             self._num_turns += 1
             turn = Turn(self._num_turns, spec)
-            self._turn = RunningTurn(turn, self._num_workers, own.objective, own.asha)
+            self._turn = RunningTurn(turn, self._num_workers, own.objective, own.pace)
 
     def gather(self) -> tuple[list[Report], Outcome | None]:
         """Reports since the last call, once there is something to decide or enough time passed.

@@ -7,13 +7,13 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from heats.asha import next_milestone
+from heats.asha import next_decision
 from heats.lane.health import Patience, fault_of_ranks, hang
 from heats.lane.messages import RankPulse, RankReport, RankSample, Turn, TurnEnded
 from heats.trial import Ending, Fault, Outcome, Verdict, resource_spent
 
 if TYPE_CHECKING:
-    from heats.config import AshaConf, LaneConf
+    from heats.config import AshaConf, LaneConf, PbtConf
     from heats.trial import Objective, Report, TrialSpec
 
 _PREEMPTION_GRACE_S = 30.0
@@ -30,11 +30,11 @@ class RunningTurn:
     """
 
     def __init__(
-        self, turn: Turn, num_ranks: int, objective: Objective, asha: AshaConf | None
+        self, turn: Turn, num_ranks: int, objective: Objective, pace: AshaConf | PbtConf | None
     ) -> None:
         self.turn, self._num_ranks = turn, num_ranks
-        self._objective, self._asha = objective, asha
-        self._next_rung = self._rung_after(0)
+        self._objective, self._pace = objective, pace
+        self._next_rung = next_decision(0, pace)
         self._arrived: dict[int, dict[int, Report]] = {}
         self._reports: list[Report] = []
         self._taken = self._num_reports = 0
@@ -102,7 +102,7 @@ class RunningTurn:
     def _take(self, report: Report) -> None:
         self._reports.append(report)
         self._num_reports += 1
-        if self._asha is None:
+        if self._pace is None:
             return
         index = self.spec.first_report_index + self._num_reports
         spent = resource_spent(report.metrics, index, self._objective.resource)
@@ -110,10 +110,7 @@ class RunningTurn:
         is_lost = value is not None and not math.isfinite(value)
         if is_lost or (self._next_rung is not None and spent >= self._next_rung):
             self.decision_at = self._num_reports
-            self._next_rung = self._rung_after(spent)
-
-    def _rung_after(self, spent: int) -> int | None:
-        return None if self._asha is None else next_milestone(spent, self._asha)
+            self._next_rung = next_decision(spent, self._pace)
 
     # --- what the driver says and learns --------------------------------------------------------
 

@@ -18,7 +18,7 @@ from enum import Enum
 from types import UnionType
 from typing import Any, get_args
 
-from heats.config import Check, Direction, Isolation, Scheduler
+from heats.config import AshaMode, Check, Direction, Framework, Isolation, Scheduler
 from heats.errors import LedgerError
 from heats.trial import Event, Fault, Objective, Reported, SystemSampled, TrialState, Verdict
 
@@ -31,7 +31,8 @@ _CLASSES: dict[str, type[Any]] = {
 _NAMES = {cls: name for name, cls in _CLASSES.items()}
 _FIELDS = {cls: tuple(spec.name for spec in dataclasses.fields(cls)) for cls in _NAMES}
 _ENUMS = {
-    cls.__name__: cls for cls in (Check, Direction, Isolation, Scheduler, TrialState, Verdict)
+    cls.__name__: cls
+    for cls in (AshaMode, Check, Direction, Framework, Isolation, Scheduler, TrialState, Verdict)
 }
 _TUPLES = frozenset({"argv", "fixed", "overrides"})
 _NAMED: dict[str, type[TrialState | Verdict | Fault]] = {

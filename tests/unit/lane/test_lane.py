@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from heats.lane.messages import Turn
     from heats.lane.worker import WorkerSettings
 
-CONTINUE, STOP, _ = Verdict
+CONTINUE, STOP, *_ = Verdict
 RETURNED, STOPPED, FAILED = Ending
 LONG_S = 5.0
 T = TypeVar("T")
@@ -142,7 +142,7 @@ class Lanes:
             sweep_id="heats-1",
             task=TaskRef("train.py", None),
             objective=Objective("loss", Direction.minimize),
-            asha=asha,
+            pace=asha,
             lane=LaneConf(**{**values, **conf}),
             storage_path="lanes",
             tracking_uri="sqlite:///mlflow.db",

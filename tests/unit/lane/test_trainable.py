@@ -73,7 +73,7 @@ class Lanes:
             sweep_id="heats-1",
             task=TaskRef("train.py", None),
             objective=Objective("loss", Direction.minimize),
-            asha=None,
+            pace=None,
             lane=LaneConf(isolation=self._isolation),
             storage_path="lanes",
             tracking_uri="sqlite:///mlflow.db",
