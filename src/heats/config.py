@@ -451,7 +451,7 @@ def section(kind: type[T], node: DictConfig, name: str) -> T:
     """
     from omegaconf import OmegaConf
 
-    values = OmegaConf.to_container(node, resolve=True)
+    values = OmegaConf.to_container(node, resolve=True, enum_to_str=True)
     assert isinstance(values, dict)  # noqa: S101 - narrows the union that OmegaConf declares
     cached: Any = _section  # Types are hashable, which mypy does not know of a type variable.
     conf: T = cached(kind, json.dumps(values, sort_keys=True), name)

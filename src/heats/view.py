@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from heats.progress import Tally, expected_time_left
-from heats.trial import AttemptLost, TrialState
+from heats.trial import AttemptLost, Exploited, TrialState
 from heats.wording import (
     STATE_WORDS,
     duration,
@@ -127,12 +127,20 @@ class LiveView:
             self._guarded(lambda: self._line(text))
 
     def on_event(self, event: Event) -> None:
-        """Show what the record does not keep: that a trial lost its lane and starts again."""
-        if isinstance(event, AttemptLost):
-            reason = last_line(event.reason)
-            self._notice = f"trial {event.trial} starts again: {reason}"
-            if not self._is_terminal:
-                self._guarded(lambda: self._line(self._notice))
+        """Show what a table of trials does not: that one starts again, or goes on from another."""
+        match event:
+            case AttemptLost():
+                reason = last_line(event.reason)
+                self._notice = f"trial {event.trial} starts again: {reason}"
+            case Exploited():
+                self._notice = (
+                    f"trial {event.trial} goes on from trial {event.donor}'s checkpoint at"
+                    f" {event.resource}, with {params_text(event.params)}"
+                )
+            case _:
+                return
+        if not self._is_terminal:
+            self._guarded(lambda: self._line(self._notice))
 
     # --- both ways of showing -------------------------------------------------------------------
 

@@ -272,6 +272,52 @@ def start_node(address: str, log: Path) -> subprocess.Popen[bytes]:
         )
 
 
+def test_population_with_two_workers_goes_on_from_a_donors_checkpoint_by_reference(
+    run_probe: Callable[..., SweepRecord], tmp_path: Path
+) -> None:
+    record = run_probe(
+        "reports",
+        "x=1,2,3",
+        "hydra/sweeper/sampler=grid",
+        "hydra.sweeper.scheduler=pbt",
+        "hydra.sweeper.pbt.perturbation_interval=2",
+        "hydra.sweeper.scaling.num_workers=2",
+        "hydra.sweeper.lane.max_concurrent=1",
+        "hydra.sweeper.lane.verdict_wait_s=5",
+    )
+    assert record.counts()[TrialState.COMPLETE] == 3
+    exploits = [each for trial in record.trials.values() for each in trial.exploited]
+    assert exploits
+    for each in exploits:
+        donor = Path(record.trials[each.donor].artifact_dir or "")
+        assert Path(each.checkpoint).is_relative_to(donor)
+    trial = record.trials[exploits[0].trial]
+    goes_on = next(r for r in trial.reports if r.time_s > exploits[0].time_s)
+    assert goes_on.metrics["start"] == exploits[0].resource
+    assert goes_on.metrics["loss"] == exploits[0].params["x"]
+    assert trial.reports[-1].resource == 6
+
+
+def test_promoted_trial_goes_on_in_a_lane_from_its_rung(
+    run_probe: Callable[..., SweepRecord], tmp_path: Path
+) -> None:
+    record = run_probe(
+        "reports",
+        "x=0,1,2,3",
+        "hydra.sweeper.asha.mode=promote",
+        "hydra.sweeper.asha.max_resource=6",
+        "hydra.sweeper.asha.reduction_factor=2",
+        "hydra.sweeper.lane.verdict_wait_s=5",
+        "hydra.sweeper.lane.max_concurrent=1",
+    )
+    best = record.trials[0]
+    assert best.state is TrialState.COMPLETE
+    assert [report.resource for report in best.reports] == [1, 2, 3, 4, 5, 6]
+    assert best.attempts > 1, "it waited at a rung"
+    assert counted(tmp_path, 0, rank=0) == [1, 2, 3, 4, 5, 6], "and no epoch came twice"
+    assert [record.trials[number].state for number in (2, 3)] == [TrialState.PRUNED] * 2
+
+
 def test_ray_train_says_the_same_in_every_isolation(
     run_probe: Callable[..., SweepRecord], tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from heats.tracking.keys import mlflow_key
 from heats.tracking.provenance import Provenance, redact_text, redact_value
 from heats.trial import (
+    Exploited,
     Reported,
     SweepEnded,
     SweepResumed,
@@ -119,6 +120,14 @@ class Translator:
                 run.status, run.ended_ms = "RUNNING", None
             case Reported():
                 self._measure(writes, event.trial, event.metrics, event.time_s, event.resource)
+            case Exploited():
+                told = {"donor": event.donor, **event.params}
+                metrics = {
+                    f"population/{key}": float(value)
+                    for key, value in told.items()
+                    if isinstance(value, int | float)
+                }
+                self._measure(writes, event.trial, metrics, event.time_s, event.resource)
             case SystemSampled():
                 metrics = {
                     key if key.startswith("system/") else f"system/{key}": value
