@@ -131,13 +131,15 @@ class Asha:
             verdict = Verdict.STOP
         return [Judgement(rung if is_new else resource, resource, value, verdict, needed)]
 
-    def resume(self, is_ready: Callable[[int], bool]) -> int | None:
+    def resume(self, is_ready: Callable[[int], bool], *, is_last: bool = False) -> int | None:
         """A paused trial that is to go on now, because it is among the best of its rung.
 
-        The highest rung comes first, and there the best value.
+        The highest rung comes first, and there the best value. Where no other trial will come and
+        none is complete, the best one there goes on whatever its rung: the paper goes on asking for
+        trials until one is, but a sweep has a number of them.
         """
         for rung in sorted(set(self._paused.values()), reverse=True):
-            for _, trial in self._best(rung):
+            for _, trial in self._rungs.get(rung, []) if is_last else self._best(rung):
                 if self._paused.get(trial) == rung and is_ready(trial):
                     del self._paused[trial]
                     return trial

@@ -139,9 +139,12 @@ class Race:
                 number = paused
             elif self._has_points:
                 number = self._ask()
+            elif self._running:
+                return None
+            elif not self._has_complete and (last := self._resume(is_last=True)) is not None:
+                number = last
             else:
-                if not self._running:
-                    self._settle_paused()  # No result will come that could let one go on.
+                self._settle_paused()  # No result will come that could let one go on.
                 return None
             spec = self._spec(number)
             if spec is not None:
@@ -422,11 +425,18 @@ class Race:
         trials = self.sweep.trials.items()
         return [number for number, each in trials if each.is_paused and number not in self._running]
 
-    def _resume(self) -> int | None:
+    def _resume(self, *, is_last: bool = False) -> int | None:
         if self._scheduler is None:
             return None
-        trials, running = self.sweep.trials, self._running
-        return self._scheduler.resume(lambda each: trials[each].is_paused and each not in running)
+
+        def is_ready(number: int) -> bool:
+            return self.sweep.trials[number].is_paused and number not in self._running
+
+        return self._scheduler.resume(is_ready, is_last=is_last)
+
+    @property
+    def _has_complete(self) -> bool:
+        return any(each.state is TrialState.COMPLETE for each in self.sweep.trials.values())
 
     def _has_paused(self, number: int, outcome: Outcome, *, is_own: bool) -> bool:
         """Whether an attempt ended because its trial was told to pause."""

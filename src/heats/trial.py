@@ -407,8 +407,11 @@ class TrialScheduler(Protocol):
         """Take a report of a running trial; empty where there is nothing to decide."""
         ...
 
-    def resume(self, is_ready: Callable[[int], bool]) -> int | None:
-        """A paused trial that goes on now, of those that are ready; None where none is to."""
+    def resume(self, is_ready: Callable[[int], bool], *, is_last: bool = False) -> int | None:
+        """A paused trial that goes on now, of those that are ready; None where none is to.
+
+        `is_last`: nothing else will ever come, and no trial is complete yet.
+        """
         ...
 
 

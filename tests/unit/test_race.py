@@ -857,6 +857,20 @@ def test_paused_trial_goes_on_from_its_checkpoint_once_it_is_among_the_best(swee
     assert s.losses(promoted) == [0.2, 0.1]
 
 
+def test_best_of_few_trials_goes_on_to_its_end(sweep: Sweeps) -> None:
+    s = sweep(asha=PROMOTE, num_trials=2)
+    for loss in (0.4, 0.2):
+        paused(s, s.next(), loss)
+    best = s.next()
+    assert best.number == 1, "of two no best third is known, but nothing else will come"
+    paused(s, best, 0.1, epoch=3)
+    again = s.next()
+    assert s.train(again, [0.05], first=9) is COMPLETE
+    assert s.race.next_trial() is None
+    assert s.race.is_done()
+    assert s.record.trials[0].state is PRUNED
+
+
 def test_trial_that_still_leaves_its_lane_does_not_go_on_yet(sweep: Sweeps) -> None:
     s = sweep(asha=PROMOTE, num_trials=4)
     best = s.next()

@@ -85,8 +85,9 @@ class Population:
         exploit = None if noted is None else self._exploit(*noted)
         return [Judgement(resource, resource, value, verdict, exploit=exploit)]
 
-    def resume(self, is_ready: Callable[[int], bool]) -> int | None:
+    def resume(self, is_ready: Callable[[int], bool], *, is_last: bool = False) -> int | None:
         """The paused trial that has spent least, once the population is complete."""
+        del is_last
         if len(self._record.trials) < self._num_trials:
             return None
         ready = [
