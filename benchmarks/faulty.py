@@ -255,7 +255,7 @@ def _listening(process: psutil.Process) -> set[Any]:
     return {each.laddr for each in connections if each.status == psutil.CONN_LISTEN}
 
 
-FILL_MIB = 2560
+FILL_MIB = 3072
 IN_STEP: dict[str, Callable[[], None]] = {
     "raise": _raise,
     "exit": _exit,
