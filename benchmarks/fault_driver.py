@@ -18,7 +18,7 @@ from benchmarks.fault_rows import (
 )
 from benchmarks.injections import History, Injection, read_history, repeated, trial_problems
 from benchmarks.machine import PROJECT
-from benchmarks.timing import finish, scratch, start
+from benchmarks.timing import scratch, start
 from heats.trial import TrialState
 
 if TYPE_CHECKING:
@@ -33,7 +33,9 @@ def run_driver_row(repeats: int, seed: int) -> Result:
     began_s = time.perf_counter()
     chance = random.Random(seed)
     with scratch() as folder:
-        finish(start(_driver_sweep(folder, seed), folder), folder)
+        problems = failure(start(_driver_sweep(folder, seed), folder), folder)
+        if problems:
+            return Result([], [], processes_left(folder), time.perf_counter() - began_s, problems)
         reference = read_history(sweep_dir(folder), folder)
     ends = [trial.ended_s or 0.0 for trial in reference.record.trials.values()]
     span_s = max(ends) - min(each[0].time_s for each in reference.epochs.values())

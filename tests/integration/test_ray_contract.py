@@ -13,11 +13,14 @@ import os
 import queue
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import ray
 import ray.train
+from ray.air.execution._internal.actor_manager import RayActorManager
+from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.train.torch import config as torch_config
 from ray.train.v2._internal.execution import collective_impl, train_fn_utils
 from ray.train.v2._internal.execution import context as train_context
@@ -34,10 +37,12 @@ from ray.tune.execution.tune_controller import TuneController
 from heats import cluster
 from heats.errors import TrialStoppedError
 from heats.lane.context import inline_context, turn_context
+from heats.lane.deaths import memory_kills_are_deaths
+from heats.lane.health import fault_of_group
 from heats.lane.messages import RankReport, Turn, VerdictRequest
 from heats.lane.pulse import Pulse
 from heats.lane.trainer import WorkerTorchBackend
-from heats.trial import Report, TrialSpec, Verdict
+from heats.trial import Fault, Report, TrialSpec, Verdict
 from heats.tune import loop
 
 if TYPE_CHECKING:
@@ -269,6 +274,28 @@ def test_synchronization_actor_is_made_and_ended_as_expected() -> None:
         "OneRankCollectives has broadcast_from_rank_zero only",
         TRAINER,
     )
+
+
+def test_tune_takes_a_lane_that_ray_ended_for_want_of_memory_for_a_dead_one() -> None:
+    told: list[Exception] = []
+    actor = SimpleNamespace(actor_id=7, _on_error=lambda _, exception: told.append(exception))
+    task = SimpleNamespace(_tracked_actor=actor, _on_error=None)
+    manager = SimpleNamespace(_failed_actor_ids=set(), _cleanup_actor=lambda **_: None)
+    killed = OutOfMemoryError("1 worker(s) were killed due to the node running low on memory.\n...")
+
+    with memory_kills_are_deaths():
+        RayActorManager._actor_task_failed(manager, task, killed)
+    with pytest.raises(RuntimeError) as raised:
+        RayActorManager._actor_task_failed(manager, task, killed)
+
+    (death,) = told
+    require(
+        isinstance(death, RayActorError) and fault_of_group(str(death), 0) is Fault.oom_killed,
+        "RayActorManager._actor_task_failed or the text of OutOfMemoryError",
+        "a lane's process that Ray ended for want of memory must not end the sweep",
+        "src/heats/lane/deaths.py",
+    )
+    assert "unexpected" in str(raised.value), "Tune may know such deaths by now: drop deaths.py"
 
 
 def test_torch_backend_starts_as_ours_does() -> None:

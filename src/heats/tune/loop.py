@@ -38,6 +38,7 @@ def run_trials(coordinator: Coordinator, settings: LaneSettings, max_concurrent:
     """
     from ray import tune
 
+    from heats.lane.deaths import memory_kills_are_deaths
     from heats.lane.reservation import free_reservations, free_reservations_soon
     from heats.lane.trainable import LaneTrainable
     from heats.tune.scheduler import VerdictScheduler
@@ -72,7 +73,8 @@ def run_trials(coordinator: Coordinator, settings: LaneSettings, max_concurrent:
         # What Tune prints of a trial's error is told by the sweep, once and with its log.
         logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
         try:
-            tuner.fit()
+            with memory_kills_are_deaths():
+                tuner.fit()
         except tune.TuneError as exc:
             if remembering.error is not None:
                 raise remembering.error from None
