@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 STUDY = "faults"
 ONE_WORKER = ("cluster.num_cpus=2",)
 _TWO_WORKERS = ("cluster.num_cpus=4", "scaling.num_workers=2")
+"""Two lanes each; where most of the time is spent waiting for a deadline, there are three."""
+_THREE_LANES = ("cluster.num_cpus=3",)
+_THREE_LANES_OF_TWO = ("cluster.num_cpus=6", "scaling.num_workers=2")
 _AGAIN = ("lane.max_failures=1",)
 _SOON = ("lane.hang_timeout_s=10",)
 _GONE_S = 30.0
@@ -123,10 +126,15 @@ ROWS = {
     "terminate": Row(
         "SIGTERM of a rank", Fault.preempted, "terminate", (*ONE_WORKER, "lane.max_retries=0")
     ),
-    "hang": Row("hang in a step (10 s allowed)", Fault.hang, "hang", (*ONE_WORKER, *_SOON)),
-    "hang_one": Row("one of 2 in a collective (10 s)", Fault.hang, "hang", (*_TWO_WORKERS, *_SOON)),
+    "hang": Row("hang in a step (10 s allowed)", Fault.hang, "hang", (*_THREE_LANES, *_SOON)),
+    "hang_one": Row(
+        "one of 2 in a collective (10 s)", Fault.hang, "hang", (*_THREE_LANES_OF_TWO, *_SOON)
+    ),
     "uneven": Row(
-        "2 ranks report unevenly (30 s)", Fault.uneven_reports, "uneven", (*_TWO_WORKERS, *_AGAIN)
+        "2 ranks report unevenly (30 s)",
+        Fault.uneven_reports,
+        "uneven",
+        (*_THREE_LANES_OF_TWO, *_AGAIN),
     ),
     "oom": Row(
         "Ray's memory monitor", Fault.oom_killed, "fill_memory", ONE_WORKER, env=_memory_threshold
@@ -174,7 +182,7 @@ def run_row(row: Row, repeats: int, seed: int) -> Result:
 
 
 def sweep_command(program: Path, folder: Path, seed: int, options: list[str]) -> list[str]:
-    """A sweep over `benchmarks.faulty`, in two lanes, of which every trial runs to its end."""
+    """A sweep over `benchmarks.faulty`, of which every trial runs to its end."""
     return [
         str(program),
         "-m",
@@ -184,7 +192,6 @@ def sweep_command(program: Path, folder: Path, seed: int, options: list[str]) ->
         "scheduler=none",
         "scaling.use_gpu=false",
         "hydra/sweeper/sampler=random",
-        "lane.max_concurrent=2",
         "stop.max_failures=null",
         f"study_name={STUDY}",
         "lr=interval(0.1,1)",

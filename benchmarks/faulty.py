@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from omegaconf import DictConfig
 
-HIT_EPOCHS, OTHER_EPOCHS = 15, 30
+HIT_EPOCHS, OTHER_EPOCHS = 10, 20
 """The others are longer, so that they are there while a lane recovers."""
 EPOCH_S = 0.2
 _STEPS = 10
@@ -83,11 +83,15 @@ def train(config: dict[str, Any]) -> None:
 
 
 def _step(size: int) -> None:
-    """Half computing and half waiting, as with a data loader; ranks then wait for each other."""
-    until = time.perf_counter() + EPOCH_S / _STEPS / 2
+    """Compute for a moment and wait for three, so that a machine has CPUs left for what recovers.
+
+    Several ranks then wait for each other.
+    """
+    step_s = EPOCH_S / _STEPS
+    until = time.perf_counter() + step_s / 4
     while time.perf_counter() < until:
         pass
-    time.sleep(EPOCH_S / _STEPS / 2)
+    time.sleep(step_s * 3 / 4)
     if size > 1:
         import torch
         import torch.distributed as dist
