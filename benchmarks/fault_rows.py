@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -233,5 +234,6 @@ def processes_left(folder: Path) -> int:
     while (left := _processes(folder)) and time.monotonic() < until:
         time.sleep(0.2)
     for process in left:
-        process.kill()
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
     return len(left)

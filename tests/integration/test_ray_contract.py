@@ -10,16 +10,17 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
+import pickle
 import queue
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import ray
 import ray.train
-from ray.air.execution._internal.actor_manager import RayActorManager
+from ray._private import serialization
+from ray.air.execution._internal import actor_manager
 from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.train.torch import config as torch_config
 from ray.train.v2._internal.execution import collective_impl, train_fn_utils
@@ -276,26 +277,27 @@ def test_synchronization_actor_is_made_and_ended_as_expected() -> None:
     )
 
 
-def test_tune_takes_a_lane_that_ray_ended_for_want_of_memory_for_a_dead_one() -> None:
-    told: list[Exception] = []
-    actor = SimpleNamespace(actor_id=7, _on_error=lambda _, exception: told.append(exception))
-    task = SimpleNamespace(_tracked_actor=actor, _on_error=None)
-    manager = SimpleNamespace(_failed_actor_ids=set(), _cleanup_actor=lambda **_: None)
-    killed = OutOfMemoryError("1 worker(s) were killed due to the node running low on memory.\n...")
+def test_lane_that_ray_ended_for_want_of_memory_is_a_dead_actor_to_tune() -> None:
+    text = (
+        "1 worker(s) were killed due to the node running low on memory.\nTop 10 memory users: ..."
+    )
 
     with memory_kills_are_deaths():
-        RayActorManager._actor_task_failed(manager, task, killed)
-    with pytest.raises(RuntimeError) as raised:
-        RayActorManager._actor_task_failed(manager, task, killed)
+        killed = serialization.OutOfMemoryError(text)
 
-    (death,) = told
     require(
-        isinstance(death, RayActorError) and fault_of_group(str(death), 0) is Fault.oom_killed,
-        "RayActorManager._actor_task_failed or the text of OutOfMemoryError",
-        "a lane's process that Ray ended for want of memory must not end the sweep",
+        "return OutOfMemoryError(" in inspect.getsource(serialization.SerializationContext)
+        and serialization.OutOfMemoryError is OutOfMemoryError
+        and isinstance(killed, RayActorError)
+        and fault_of_group(str(killed), num_oom_kills=0) is Fault.oom_killed,
+        "ray._private.serialization.OutOfMemoryError",
+        "Tune ends the whole sweep where an actor's task fails with it",
         "src/heats/lane/deaths.py",
     )
-    assert "unexpected" in str(raised.value), "Tune may know such deaths by now: drop deaths.py"
+    assert pickle.loads(pickle.dumps(killed)).args == killed.args
+    assert "OutOfMemoryError" not in inspect.getsource(actor_manager), (
+        "Tune may know such deaths by now: then src/heats/lane/deaths.py can go."
+    )
 
 
 def test_torch_backend_starts_as_ours_does() -> None:
