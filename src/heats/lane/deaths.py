@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-class KilledForMemoryError(OutOfMemoryError, RayActorError):  # type: ignore[misc]
+class KilledForMemoryError(OutOfMemoryError, RayActorError):
     """The process of an actor was ended because its node is low on memory."""
 
     def __init__(self, message: str) -> None:
