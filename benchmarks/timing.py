@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TIMEOUT_S = 1200.0
+OUTPUT = "output.txt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,28 +97,41 @@ def run_timed(arguments: list[str], folder: Path) -> Timed:
         SystemExit: It failed or took longer than `TIMEOUT_S`; with the end of what it printed.
     """
     load, others = load_average(), others_cpu_share()
-    told = folder / "output.txt"
+    began_s, clock_s = time.time(), time.perf_counter()
+    finish(start(arguments, folder), folder)
+    return Timed(began_s, time.perf_counter() - clock_s, load, others)
+
+
+def start(
+    arguments: list[str], folder: Path, env: dict[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a Python program in `folder` as a user would; what it prints goes to `output.txt`."""
     path = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(path)}
-    with told.open("w", encoding="utf-8") as output:
-        began_s, clock_s = time.time(), time.perf_counter()
-        process = subprocess.Popen(
+    with (folder / OUTPUT).open("w", encoding="utf-8") as output:
+        return subprocess.Popen(
             [sys.executable, *arguments],
             cwd=folder,
-            env=env,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(path)} | (env or {}),
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        try:
-            code: int | str = process.wait(TIMEOUT_S)
-        except BaseException as exc:
-            os.killpg(process.pid, signal.SIGTERM)
-            if not isinstance(exc, subprocess.TimeoutExpired):
-                raise
-            code = f"no end after {TIMEOUT_S:g} s"
-        wall_s = time.perf_counter() - clock_s
+
+
+def finish(process: subprocess.Popen[bytes], folder: Path) -> None:
+    """Wait for what `start` started in `folder`.
+
+    Raises:
+        SystemExit: It failed or took longer than `TIMEOUT_S`; with the end of what it printed.
+    """
+    try:
+        code: int | str = process.wait(TIMEOUT_S)
+    except BaseException as exc:
+        os.killpg(process.pid, signal.SIGTERM)
+        if not isinstance(exc, subprocess.TimeoutExpired):
+            raise
+        code = f"no end after {TIMEOUT_S:g} s"
     if code != 0:
-        lines = told.read_text(encoding="utf-8", errors="replace").splitlines()[-20:]
-        sys.exit("\n".join([f"python {' '.join(arguments)} failed ({code}):", *lines]))
-    return Timed(began_s, wall_s, load, others)
+        told = (folder / OUTPUT).read_text(encoding="utf-8", errors="replace")
+        command = " ".join(map(str, process.args)) if isinstance(process.args, list) else ""
+        sys.exit("\n".join([f"{command} failed ({code}):", *told.splitlines()[-20:]]))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
+import pickle
 import queue
 import re
 from pathlib import Path
@@ -18,6 +19,9 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 import ray
 import ray.train
+from ray._private import serialization
+from ray.air.execution._internal import actor_manager
+from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.train.torch import config as torch_config
 from ray.train.v2._internal.execution import collective_impl, train_fn_utils
 from ray.train.v2._internal.execution import context as train_context
@@ -35,9 +39,11 @@ from heats import cluster
 from heats.errors import TrialStoppedError
 from heats.lane.backend import WorkerTorchBackend
 from heats.lane.context import inline_context, turn_context
+from heats.lane.deaths import memory_kills_are_deaths
+from heats.lane.health import fault_of_group
 from heats.lane.messages import RankReport, Turn, VerdictRequest
 from heats.lane.pulse import Pulse
-from heats.trial import LaneShape, Report, TrialSpec, Verdict
+from heats.trial import Fault, LaneShape, Report, TrialSpec, Verdict
 from heats.tune import loop
 
 if TYPE_CHECKING:
@@ -268,6 +274,29 @@ def test_synchronization_actor_is_made_and_ended_as_expected() -> None:
         f"what workers call on their synchronization actor ({sorted(set(calls))})",
         "OneRankCollectives has broadcast_from_rank_zero only",
         TRAINER,
+    )
+
+
+def test_lane_that_ray_ended_for_want_of_memory_is_a_dead_actor_to_tune() -> None:
+    text = (
+        "1 worker(s) were killed due to the node running low on memory.\nTop 10 memory users: ..."
+    )
+
+    with memory_kills_are_deaths():
+        killed = serialization.OutOfMemoryError(text)
+
+    require(
+        "return OutOfMemoryError(" in inspect.getsource(serialization.SerializationContext)
+        and serialization.OutOfMemoryError is OutOfMemoryError
+        and isinstance(killed, RayActorError)
+        and fault_of_group(str(killed), num_oom_kills=0) is Fault.oom_killed,
+        "ray._private.serialization.OutOfMemoryError",
+        "Tune ends the whole sweep where an actor's task fails with it",
+        "src/heats/lane/deaths.py",
+    )
+    assert pickle.loads(pickle.dumps(killed)).args == killed.args
+    assert "OutOfMemoryError" not in inspect.getsource(actor_manager), (
+        "Tune may know such deaths by now: then src/heats/lane/deaths.py can go."
     )
 
 

@@ -53,6 +53,7 @@ def run_trials(
     """
     from ray import tune
 
+    from heats.lane.deaths import memory_kills_are_deaths
     from heats.lane.idle import IdleLanes, install, resources_of
     from heats.lane.pool import LanePool
     from heats.lane.reservation import free_reservations, free_reservations_soon
@@ -94,7 +95,8 @@ def run_trials(
         # What Tune prints of a trial's error is told by the sweep, once and with its log.
         logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
         try:
-            tuner.fit()
+            with memory_kills_are_deaths():
+                tuner.fit()
         except tune.TuneError as exc:
             if remembering.error is not None:
                 raise remembering.error from None
