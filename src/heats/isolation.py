@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from omegaconf import open_dict, read_write
 from rich.console import Console
 
-from heats.cluster import ray_cluster, worker_shape
+from heats.cluster import ray_cluster, without, worker_shape
 from heats.config import Isolation
 from heats.errors import ConfigError, ExitCode
 from heats.trial import Ending, Outcome, Report, TrialSpec, Verdict
@@ -111,7 +111,8 @@ def _run(plan: Plan, folder: Path) -> dict[str, Curve]:
 
     curves: dict[str, Curve] = {}
     with ray_cluster(plan.conf.cluster) as nodes:
-        shape = worker_shape(plan.conf.scaling, nodes, is_single_run=False)
+        left = without(nodes, plan.conf.kept_free)
+        shape = worker_shape(plan.conf.scaling, left, is_single_run=False)
         for names in _LANES:
             settings = replace(
                 plan.lane_settings(

@@ -138,9 +138,16 @@ class Plan:
         )
 
     def shape(self, nodes: list[Node]) -> WorkerShape:
-        """The workers of one trial on these nodes."""
+        """The workers of one trial on these nodes, which is what trials may have."""
         is_single_run = not self.space.dimensions
-        return worker_shape(self.conf.scaling, nodes, is_single_run=is_single_run)
+        try:
+            return worker_shape(self.conf.scaling, nodes, is_single_run=is_single_run)
+        except ConfigError as exc:
+            kept = [f"{amount:g} {name}" for name, amount in self.conf.kept_free.items()]
+            if not kept:
+                raise
+            msg = f"{exc} Ray Data and validation keep {' + '.join(kept)} (data, validation)."
+            raise ConfigError(msg) from exc
 
     def lane_settings(
         self, shape: WorkerShape, *, storage_path: str, tracking_uri: str
@@ -165,6 +172,8 @@ class Plan:
             system_interval_s=(
                 tracking.system_metrics_interval_s if tracking.system_metrics else None
             ),
+            validation=conf.validation,
+            data=conf.data,
         )
 
 

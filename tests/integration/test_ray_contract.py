@@ -33,10 +33,22 @@ from ray.tune.execution.tune_controller import TuneController
 
 from heats import cluster
 from heats.errors import TrialStoppedError
-from heats.lane.context import inline_context, turn_context
-from heats.lane.messages import RankReport, Turn, VerdictRequest
+from heats.lane.context import turn_context
+from heats.lane.inline_context import inline_context
+from heats.lane.mailbox import Address
+from heats.lane.messages import (
+    CheckpointsRequest,
+    RankReport,
+    Turn,
+    TurnCheckpoints,
+    VerdictRequest,
+)
 from heats.lane.pulse import Pulse
+from heats.lane.reports import TurnReports
+from heats.lane.task import TaskRef
 from heats.lane.trainer import WorkerTorchBackend
+from heats.lane.validation import validate_in_task
+from heats.lane.worker import WorkerSettings
 from heats.trial import Report, TrialSpec, Verdict
 from heats.tune import loop
 
@@ -329,11 +341,15 @@ class Wire:
     def __init__(self, stop_at: int) -> None:
         self.stop_at = stop_at
         self.reports: list[Report] = []
+        self._made = TurnReports(validate_in_task, lambda: None)
 
     def send(self, message: RankReport) -> None:
-        self.reports.append(message.report)
+        self._made.add({0: message})
+        self.reports += self._made.take()
 
-    def ask(self, message: VerdictRequest) -> Verdict:
+    def ask(self, message: VerdictRequest | CheckpointsRequest) -> Verdict | TurnCheckpoints:
+        if isinstance(message, CheckpointsRequest):
+            return self._made.checkpoints(is_stopping=False)
         return Verdict.STOP if message.index >= self.stop_at else Verdict.CONTINUE
 
 
@@ -381,7 +397,9 @@ def worker_context() -> Iterator[Any]:
 
 def in_turn(folder: Path, wire: Wire) -> turn_context:
     mailbox = cast("RankMailbox", wire)
-    return turn_context(Turn(1, spec_in(folder)), mailbox, Pulse(0, mailbox))
+    task = TaskRef("train.py", None)
+    own = WorkerSettings(Address("127.0.0.1", 1, b""), task, 0, "sqlite:///mlflow.db", None, 1024.0)
+    return turn_context(Turn(1, spec_in(folder)), mailbox, Pulse(0, mailbox), own)
 
 
 def report_with_checkpoint(folder: Path, epoch: int, **options: Any) -> None:

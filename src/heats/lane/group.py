@@ -46,6 +46,7 @@ class RayWorkerGroup:
         """Fit a trainer whose train function serves turns."""
         import ray.train
 
+        from heats.lane.datasets import release_shards
         from heats.lane.trainer import LaneTrainer
 
         trainer = LaneTrainer(
@@ -71,6 +72,7 @@ class RayWorkerGroup:
             trainer.fit()
         finally:
             self._reservation.release()
+            release_shards(lane, worker.address.name)
 
     def release(self) -> None:
         """Free the placement group: Ray ends the workers in it."""

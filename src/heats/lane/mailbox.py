@@ -14,14 +14,20 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, cast, overload
 
 from heats.lane.messages import RankStarting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from heats.lane.messages import RankMessage, Turn
+    from heats.lane.messages import (
+        CheckpointsRequest,
+        RankMessage,
+        Turn,
+        TurnCheckpoints,
+        VerdictRequest,
+    )
     from heats.trial import Verdict
 
 logger = logging.getLogger(__name__)
@@ -35,6 +41,11 @@ class Address:
     port: int
     key: bytes = field(repr=False)
 
+    @property
+    def name(self) -> str:
+        """No other lane's."""
+        return f"{self.host}:{self.port}"
+
 
 class Mailbox:
     """The lane's end: one connection and one reader thread for each rank.
@@ -46,7 +57,7 @@ class Mailbox:
     def __init__(
         self,
         host: str,
-        on_message: Callable[[int, RankMessage], Verdict | None],
+        on_message: Callable[[int, RankMessage], Verdict | TurnCheckpoints | None],
         on_gone: Callable[[int], None],
     ) -> None:
         # Not `multiprocessing.connection.Listener`: it shakes hands with one after another, so a
@@ -134,10 +145,16 @@ class RankMailbox:
         with self._lock:
             self._connection.send(message)
 
-    def ask(self, message: RankMessage) -> Verdict:
-        """Send and wait for the verdict; other threads may send meanwhile, but not ask."""
+    @overload
+    def ask(self, message: VerdictRequest) -> Verdict: ...
+
+    @overload
+    def ask(self, message: CheckpointsRequest) -> TurnCheckpoints: ...
+
+    def ask(self, message: VerdictRequest | CheckpointsRequest) -> Verdict | TurnCheckpoints:
+        """Send and wait for the reply; other threads may send meanwhile, but not ask."""
         self.send(message)
-        return cast("Verdict", self._connection.recv())
+        return cast("Verdict | TurnCheckpoints", self._connection.recv())
 
     def next_turn(self) -> Turn | None:
         """Wait for the next turn; None where there are no more, or the lane is gone."""

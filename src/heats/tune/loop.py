@@ -38,6 +38,7 @@ def run_trials(coordinator: Coordinator, settings: LaneSettings, max_concurrent:
     """
     from ray import tune
 
+    from heats.lane.datasets import shared_datasets
     from heats.lane.reservation import free_reservations, free_reservations_soon
     from heats.lane.trainable import LaneTrainable
     from heats.tune.scheduler import VerdictScheduler
@@ -51,7 +52,10 @@ def run_trials(coordinator: Coordinator, settings: LaneSettings, max_concurrent:
 
     # A lane's own process needs nothing but a little memory: its workers reserve what they need.
     trainable = tune.with_resources(LaneTrainable, {"CPU": 0, "memory": 1})
-    with tempfile.TemporaryDirectory(prefix="heats-tune-", ignore_cleanup_errors=True) as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix="heats-tune-", ignore_cleanup_errors=True) as folder,
+        shared_datasets(settings),
+    ):
         tuner = tune.Tuner(
             trainable,
             tune_config=tune.TuneConfig(
