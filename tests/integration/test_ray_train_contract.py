@@ -125,6 +125,7 @@ def run_app(folder: Path, *overrides: str) -> SweepRecord:
         "hydra.sweeper.study_name=contract",
         "hydra.sweeper.objective.metric=loss",
         "hydra.sweeper.scaling.num_workers=2",
+        "hydra.sweeper.cluster.num_cpus=4",  # Of the cluster, not of this machine.
         "hydra.sweeper.lane.max_concurrent=1",
     )
     with pytest.MonkeyPatch.context() as patch:
