@@ -83,7 +83,8 @@ class Plan:
         )
         study = Study(objective, space, conf.sampler, conf.seed)
         num_trials = _num_trials(conf, space, study)
-        composer.compose(study.ask().overrides, number=0)  # One point is tried before any starts.
+        point = composer.compose(study.ask().overrides, number=0)  # One is tried before any starts.
+        _refuse_datasets_of_a_trial(conf, point)
         study_name = conf.study_name or _new_name(config)
         check_study_name(study_name)
         with read_write(config), open_dict(config):
@@ -281,6 +282,16 @@ def _refuse_settings_as_dimensions(space: SearchSpace, config: DictConfig) -> No
         if is_ours:
             msg = f"{key} is a setting of the whole sweep and cannot be searched over."
             raise ConfigError(msg)
+
+
+def _refuse_datasets_of_a_trial(conf: SweepConf, point: DictConfig) -> None:
+    """All trials share the datasets: they cannot depend on what is searched over."""
+    if conf.data.datasets and sweep_conf(point.hydra.sweeper).data != conf.data:
+        msg = (
+            "data.datasets depends on what is searched over, but all trials share the datasets. "
+            "Make them in the train function, or search over something else."
+        )
+        raise ConfigError(msg)
 
 
 def _new_name(config: DictConfig) -> str:

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from heats.cluster import Node, WorkerShape, capacity, local_node, worker_shape
+from heats.cluster import Node, WorkerShape, capacity, local_node, without, worker_shape
 from heats.config import ClusterConf, ScalingConf
 from heats.errors import ConfigError
 
@@ -97,3 +97,19 @@ def test_local_node_has_the_visible_devices(
     node = local_node(ClusterConf())
     assert node.resources.get("GPU", 0) == num_gpus
     assert node.resources["CPU"] == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(
+    ("kept", "left"),
+    [
+        ({}, [{"CPU": 4.0}, {"CPU": 8.0, "GPU": 1.0}]),
+        ({"CPU": 1.0}, [{"CPU": 4.0}, {"CPU": 7.0, "GPU": 1.0}]),
+        ({"CPU": 2.0, "GPU": 1.0}, [{"CPU": 4.0}, {"CPU": 6.0, "GPU": 0.0}]),
+        ({"CPU": 9.0}, [{"CPU": 4.0}, {"CPU": 0.0, "GPU": 1.0}]),
+    ],
+)
+def test_what_others_need_is_taken_from_the_largest_node(
+    kept: dict[str, float], left: list[dict[str, float]]
+) -> None:
+    nodes = [Node({"CPU": 4.0}), Node({"CPU": 8.0, "GPU": 1.0})]
+    assert [node.resources for node in without(nodes, kept)] == left

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tests.fakes import FakeValidator
 
 from heats.lane.messages import RankReport
 from heats.lane.reports import TurnReports
@@ -18,31 +19,11 @@ TASK = ValidationTask(b"", (), None, {}, "validation.log")
 LONG_S = 5.0
 
 
-class Validator:
-    """Validates when the test says so."""
-
-    def __init__(self) -> None:
-        self.began: list[str] = []
-        self._ends: dict[str, Validated] = {}
-        self._changed = threading.Condition()
-
-    def __call__(self, task: ValidationTask, uri: str, is_cancelled: threading.Event) -> Validated:
-        with self._changed:
-            self.began.append(uri)
-            self._changed.wait_for(lambda: uri in self._ends or is_cancelled.is_set(), LONG_S)
-            return self._ends.get(uri, Validated(TIMEOUT))
-
-    def ends(self, uri: str, end: Validated) -> None:
-        with self._changed:
-            self._ends[uri] = end
-            self._changed.notify_all()
-
-
 class Turn:
     """A turn's reports, and what was taken of them."""
 
     def __init__(self, num_ranks: int = 1) -> None:
-        self.validator = Validator()
+        self.validator = FakeValidator()
         self._num_ranks, self._index = num_ranks, 0
         self._validated = threading.Semaphore(0)
         self.reports = TurnReports(self.validator, self._validated.release)
