@@ -14,6 +14,7 @@ import inspect
 import os
 import queue
 import re
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -30,6 +31,7 @@ from ray.train.v2._internal.execution.worker_group import thread_runner, worker,
 from ray.train.v2.api import reported_checkpoint
 
 from heats import cluster
+from heats.config import ValidationConf
 from heats.errors import TrialStoppedError
 from heats.lane.context import turn_context
 from heats.lane.inline_context import inline_context
@@ -576,3 +578,49 @@ def test_report_of_inline_trial_stores_checkpoint_in_trials_folder(tmp_path: Pat
         with pytest.raises(TrialStoppedError):
             ray.train.report({"epoch": 2})
     assert Path(reports[0].checkpoint or "").parent == tmp_path / "artifacts-7" / "checkpoints"
+
+
+def valid_loss(checkpoint: ray.train.Checkpoint, factor: int) -> dict[str, float]:
+    return {"valid_loss": factor * float(Path(checkpoint.path, "weights").read_text())}
+
+
+def test_inline_trial_has_every_way_to_report(tmp_path: Path) -> None:
+    reports: list[Report] = []
+
+    def take(report: Report) -> Verdict:
+        reports.append(report)
+        return Verdict.CONTINUE
+
+    def upload(checkpoint: ray.train.Checkpoint, name: str) -> ray.train.Checkpoint:
+        target = Path(ray.train.get_context().get_storage().experiment_fs_path, f"{name}-own")
+        shutil.copytree(checkpoint.path, target)
+        return ray.train.Checkpoint(str(target))
+
+    modes = ray.train.CheckpointUploadMode
+    validation = ValidationConf(fn=f"{__name__}.valid_loss", fn_kwargs={"factor": 10})
+    with inline_context(spec_in(tmp_path), take, validation=validation):
+        report_with_checkpoint(tmp_path, 1, checkpoint_dir_name="a", checkpoint_upload_fn=upload)
+        report_with_checkpoint(tmp_path, 2, validation=True)
+        report_with_checkpoint(tmp_path, 3, checkpoint_upload_mode=modes.ASYNC)
+        with pytest.raises(ValueError, match="outside the experiment"):
+            report_with_checkpoint(tmp_path, 4, checkpoint_upload_mode=modes.NO_UPLOAD)
+    assert [report.metrics["epoch"] for report in reports] == [1.0, 2.0, 3.0]
+    assert Path(reports[0].checkpoint or "").name == "a-own"
+    assert reports[1].metrics["valid_loss"] == 20.0
+    assert not (tmp_path / "local-3").exists(), "an asynchronous upload deletes what it uploaded"
+
+
+def test_validation_without_a_function_says_which_setting_it_needs(
+    worker_context: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=r"validation\.fn is not set"), in_turn(tmp_path, Wire(9)):
+        report_with_checkpoint(tmp_path, 1, validation=True)
+
+
+def test_preemption_of_a_worker_is_seen_in_its_turn(worker_context: Any, tmp_path: Path) -> None:
+    with in_turn(tmp_path, Wire(stop_at=9)) as context:
+        require(
+            context.preemption_context is worker_context.preemption_context,
+            "TrainContext.preemption_context",
+            "Ray says there that a worker's node goes away, and get_preemption_info reads it",
+        )
