@@ -56,7 +56,7 @@ NOT_IN_A_TRAIN_FUNCTION = {
 }
 
 # Two runs of two workers each, for every case, and a busy machine.
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +107,7 @@ def lane(ray_cluster: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
         folder,
         f"case={','.join(CASES)}",
         f"folder={folder}",
+        "hydra.sweeper.objective.metric=valid_loss",
         "hydra.sweeper.scheduler=none",
         # The driver drops checkpoints that are neither best nor newest: not during a trial here.
         "hydra.sweeper.lane.flush_interval_s=600",
@@ -123,7 +124,6 @@ def run_app(folder: Path, *overrides: str) -> SweepRecord:
     common = (
         "hydra/sweeper=heats",
         "hydra.sweeper.study_name=contract",
-        "hydra.sweeper.objective.metric=loss",
         "hydra.sweeper.scaling.num_workers=2",
         "hydra.sweeper.cluster.num_cpus=4",  # Of the cluster, not of this machine.
         "hydra.sweeper.lane.max_concurrent=1",
@@ -165,6 +165,7 @@ def test_validated_metrics_are_those_of_the_trials_reports(
         None,
         None,
     ]
+    assert (trial.state, trial.value) == (COMPLETE, 10.0), "and the objective is one of them"
 
 
 def test_ranks_of_a_lane_share_a_dataset_without_overlap(lane: tuple[Path, SweepRecord]) -> None:
@@ -183,6 +184,7 @@ def test_trial_after_one_that_stopped_in_the_middle_of_an_epoch_sees_all_data_as
     record = run_app(
         tmp_path,
         "case=stops",
+        "hydra.sweeper.objective.metric=loss",
         "loss=2,4,3,1",
         "hydra/sweeper/sampler=grid",
         f"+hydra.sweeper.data.datasets={{train:{{{node}}}}}",

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from heats.lane.pulse import Pulse
     from heats.lane.task import TaskRef
 
-_NUM_CALLS = 1000
-"""Ranks that may ask at once; each waits in a thread of the actor."""
+_NUM_CALLS = 16
+"""Calls at once: one makes a dataset, the others wait for it in a thread each."""
 
 _LOOK_EVERY_S = 1.0
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from heats.lane.messages import TurnCheckpoint, TurnCheckpoints
-from heats.lane.validation import Validated
+from heats.lane.validation import FAILED, Validated
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,8 +42,9 @@ class TurnReports:
 
     def __init__(self, validate: Validate, on_validated: Callable[[], None]) -> None:
         self._validate, self._on_validated = validate, on_validated
-        self._made: list[_Made] = []
-        self._num_taken = 0
+        self._num_made = 0
+        self._held: deque[_Made] = deque()
+        self._with_checkpoint: list[_Made] = []
         self._threads: ThreadPoolExecutor | None = None
         self._is_cancelled = threading.Event()
 
@@ -52,7 +54,10 @@ class TurnReports:
         first = next((each for each in ranks if each.report.checkpoint is not None), ranks[0])
         report = replace(ranks[0].report, checkpoint=first.report.checkpoint)
         made = _Made(report, ranks[0].pickled, is_pending=first.validation is not None)
-        self._made.append(made)
+        self._num_made += 1
+        self._held.append(made)
+        if report.checkpoint is not None:
+            self._with_checkpoint.append(made)
         if first.validation is not None:
             self._threads = self._threads or ThreadPoolExecutor(1, "heats-validation")
             self._threads.submit(self._run, made, first)
@@ -60,24 +65,23 @@ class TurnReports:
     def take(self) -> list[Report]:
         """Reports that can be given out and were not yet."""
         taken: list[Report] = []
-        while self._num_taken < len(self._made) and not self._made[self._num_taken].is_pending:
-            made = self._made[self._num_taken]
+        while self._held and not self._held[0].is_pending:
+            made = self._held.popleft()
             more = {} if made.validated is None else made.validated.metrics
             taken.append(replace(made.report, metrics={**made.report.metrics, **more}))
-            self._num_taken += 1
         return taken
 
     @property
     def is_validating(self) -> bool:
         """Whether a report is held back."""
-        return self._num_taken < len(self._made)
+        return bool(self._held)
 
     def checkpoints(self, *, is_stopping: bool) -> TurnCheckpoints:
         """What `ray.train.get_all_reported_checkpoints` is made of."""
         return TurnCheckpoints(
-            num_reports=len(self._made),
-            checkpoints=tuple(_checkpoint(made) for made in self._made if made.report.checkpoint),
-            is_validating=any(made.is_pending for made in self._made),
+            num_reports=self._num_made,
+            checkpoints=tuple(_checkpoint(made) for made in self._with_checkpoint),
+            is_validating=any(made.is_pending for made in self._with_checkpoint),
             is_stopping=is_stopping,
         )
 
@@ -87,17 +91,19 @@ class TurnReports:
         A trial that goes on later goes on before these checkpoints, and makes them again.
         """
         self._is_cancelled.set()
-        del self._made[self._num_taken :]
+        self._held.clear()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _run(self, made: _Made, asked: RankReport) -> None:
         assert asked.validation is not None  # noqa: S101 - see `add`
-        made.validated = self._validate(
-            asked.validation, str(asked.report.checkpoint), self._is_cancelled
-        )
-        made.is_pending = False
-        self._on_validated()
+        end = Validated(FAILED)
+        try:
+            uri = str(asked.report.checkpoint)
+            end = self._validate(asked.validation, uri, self._is_cancelled)
+        finally:
+            made.validated, made.is_pending = end, False
+            self._on_validated()
 
 
 def _checkpoint(made: _Made) -> TurnCheckpoint:
