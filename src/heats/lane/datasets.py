@@ -1,7 +1,7 @@
 """Ray Datasets that all trials of a sweep share, split between the ranks of each lane.
 
 One actor makes the datasets, owns their blocks, and splits them as Ray Train does (`DataConfig`,
-`streaming_split`). Nothing here runs, and nothing of Ray Data is imported, where a sweep has none.
+`streaming_split`). Where a sweep has none, nothing here starts.
 
 A trial that stopped in the middle of an epoch leaves nothing to the next: every epoch of a split
 starts anew when all ranks ask for it, and each turn has iterators of its own, so one that is
