@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heats.config import Direction
+from heats.lane.validation import TIMEOUT, Validated, ValidationTask
 from heats.record import SweepRecord
 from heats.tracking.ledger import Ledger
 from heats.trial import (
@@ -35,6 +37,7 @@ from heats.trial import (
 if TYPE_CHECKING:
     from heats.record import TrialRecord
 
+_LONG_S = 5.0
 SWEEP_START_S = 1_760_000_000.0
 _DIMENSIONS: dict[str, Any] = {
     "lr": {
@@ -73,6 +76,26 @@ class FakeRuns:
             artifact_dir=str(folder),
         )
         return lambda: created
+
+
+class FakeValidator:
+    """Validates when the test says so."""
+
+    def __init__(self) -> None:
+        self.began: list[str] = []
+        self._ends: dict[str, Validated] = {}
+        self._changed = threading.Condition()
+
+    def __call__(self, task: ValidationTask, uri: str, is_cancelled: threading.Event) -> Validated:
+        with self._changed:
+            self.began.append(uri)
+            self._changed.wait_for(lambda: uri in self._ends or is_cancelled.is_set(), _LONG_S)
+            return self._ends.get(uri, Validated(TIMEOUT))
+
+    def ends(self, uri: str, end: Validated) -> None:
+        with self._changed:
+            self._ends[uri] = end
+            self._changed.notify_all()
 
 
 class FakeCoordinator:

@@ -47,6 +47,23 @@ def local_node(conf: ClusterConf) -> Node:
     return Node({"CPU": float(cpus), **({"GPU": float(gpus)} if gpus else {})})
 
 
+def without(nodes: list[Node], resources: dict[str, float]) -> list[Node]:
+    """The nodes with so much taken from the one that has most; not below nothing."""
+    names = [name for name, amount in resources.items() if amount > 0]
+    if not nodes or not names:
+        return nodes
+
+    def amounts(node: Node) -> list[float]:
+        return [node.resources.get(name, 0) for name in reversed(names)]
+
+    largest = max(nodes, key=amounts)
+    left = {
+        name: max(0.0, amount - resources.get(name, 0))
+        for name, amount in largest.resources.items()
+    }
+    return [Node(left) if node is largest else node for node in nodes]
+
+
 def lane_shape(
     conf: ScalingConf, backend: BackendConf, nodes: list[Node], *, is_single_run: bool
 ) -> LaneShape:

@@ -246,6 +246,81 @@ class LaneConf:
 
 
 @dataclass(slots=True, kw_only=True)
+class ValidationConf:
+    """What is done with a checkpoint that a trial reports with `validation`: as Ray Train has it.
+
+    `fn` is the dotted path of `fn(checkpoint, **fn_kwargs) -> dict` (metrics), null: none.
+    `fn_kwargs` null: none. `timeout_s` null: no limit. `ray_remote_kwargs` are the options of the
+    Ray task that it runs in (`num_cpus`, `num_gpus`), null: one CPU.
+    """
+
+    fn: str | None = None
+    # Mappings without a type: the command line could not set a typed one that is null.
+    fn_kwargs: Any = None
+    timeout_s: float | None = None
+    ray_remote_kwargs: Any = None
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError where a bound does not hold."""
+        fn, limit_s = self.fn, self.timeout_s
+        _require(fn is None or "." in fn, "validation.fn", fn, "give a dotted path, or null")
+        for key in ("fn_kwargs", "ray_remote_kwargs"):
+            value = getattr(self, key)
+            is_mapping = value is None or isinstance(value, dict)
+            _require(is_mapping, f"validation.{key}", value, "give a mapping, or null")
+        _require(
+            limit_s is None or limit_s > 0,
+            "validation.timeout_s",
+            limit_s,
+            "give seconds > 0, or null for no limit",
+        )
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """What a validation needs while it runs, by Ray's names; nothing where there is none."""
+        if self.fn is None:
+            return {}
+        options = self.ray_remote_kwargs or {}
+        own = {"CPU": options.get("num_cpus", 1), "GPU": options.get("num_gpus", 0)}
+        return {name: float(amount) for name, amount in own.items() if amount}
+
+
+@dataclass(slots=True, kw_only=True)
+class DataConf:
+    """Ray Datasets that trials read with `ray.train.get_dataset_shard(name)`.
+
+    `datasets` maps a name to a node whose `_target_` makes a `ray.data.Dataset`, null: none. Those
+    in `datasets_to_split` (`all`, or a list of names) are split between the workers of a trial, of
+    the others each worker gets everything. `materialize`: they are computed once for the sweep and
+    stay in memory; otherwise anew in every epoch.
+    """
+
+    datasets: Any = None
+    datasets_to_split: Any = "all"
+    materialize: bool = True
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError where a bound does not hold."""
+        key, datasets = "data.datasets", self.datasets
+        is_mapping = datasets is None or isinstance(datasets, dict)
+        _require(is_mapping, key, datasets, "give a mapping from names to nodes, or null")
+        for name, node in (datasets or {}).items():
+            has_target = isinstance(node, dict) and "_target_" in node
+            _require(has_target, f"{key}.{name}", node, "give a node with a _target_")
+        key, names = "data.datasets_to_split", self.datasets_to_split
+        is_list = isinstance(names, list) and set(names) <= set(datasets or {})
+        _require(names == "all" or is_list, key, names, "give `all`, or names of data.datasets")
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """What the datasets need besides the trials, by Ray's names; nothing where there are none.
+
+        One CPU: its tasks run one after another rather than never.
+        """
+        return {"CPU": 1.0} if self.datasets else {}
+
+
+@dataclass(slots=True, kw_only=True)
 class CheckpointsConf:
     """Which checkpoints outlive a sweep: the best one of each of the `keep_best` best trials."""
 
@@ -354,6 +429,8 @@ class Sections:
     scaling: ScalingConf = field(default_factory=ScalingConf)
     backend: BackendConf = field(default_factory=BackendConf)
     lane: LaneConf = field(default_factory=LaneConf)
+    validation: ValidationConf = field(default_factory=ValidationConf)
+    data: DataConf = field(default_factory=DataConf)
     checkpoints: CheckpointsConf = field(default_factory=CheckpointsConf)
     tracking: TrackingConf = field(default_factory=TrackingConf)
     stop: StopConf = field(default_factory=StopConf)
@@ -368,6 +445,16 @@ class Sections:
             self.n_trials,
             "give 1 or more, or null for the default",
         )
+
+    @property
+    def kept_free(self) -> dict[str, float]:
+        """What trials must leave of the cluster, by Ray's names: for Ray Data and one validation.
+
+        Trials that wait for either would otherwise wait for ever.
+        """
+        parts = self.data.resources, self.validation.resources
+        names = sorted({name for part in parts for name in part})
+        return {name: sum(part.get(name, 0.0) for part in parts) for name in names}
 
 
 @dataclass(slots=True, kw_only=True)

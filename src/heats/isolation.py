@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from omegaconf import open_dict, read_write
 from rich.console import Console
 
-from heats.cluster import lane_shape, live_nodes, ray_cluster
+from heats.cluster import lane_shape, live_nodes, ray_cluster, without
 from heats.config import Isolation
 from heats.errors import ConfigError, ExitCode
 from heats.trial import Ending, Outcome, Report, TrialSpec, Verdict
@@ -113,7 +113,8 @@ def _run(plan: Plan, folder: Path) -> dict[str, Curve]:
     curves: dict[str, Curve] = {}
     with ray_cluster(plan.conf.cluster) as nodes:
         conf = plan.conf
-        shape = lane_shape(conf.scaling, conf.backend, nodes, is_single_run=False)
+        left = without(nodes, conf.kept_free)
+        shape = lane_shape(conf.scaling, conf.backend, left, is_single_run=False)
         for names in _LANES:
             settings = replace(
                 plan.lane_settings(

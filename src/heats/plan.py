@@ -88,7 +88,8 @@ class Plan:
         )
         study = Study(objective, space, conf.sampler, conf.seed)
         num_trials = _num_trials(conf, space, study)
-        composer.compose(study.ask().overrides, number=0)  # One point is tried before any starts.
+        point = composer.compose(study.ask().overrides, number=0)  # One is tried before any starts.
+        _refuse_datasets_of_a_trial(conf, point)
         study_name = conf.study_name or _new_name(config)
         check_study_name(study_name)
         with read_write(config), open_dict(config):
@@ -143,7 +144,9 @@ class Plan:
         )
 
     def shape(self, nodes: list[Node], config: DictConfig | None = None) -> LaneShape:
-        """The workers of a trial on these nodes; `config` is its own, None: as the sweep has it.
+        """The workers of a trial on these nodes, which is what trials may have.
+
+        `config` is the trial's own; None: as the sweep has it.
 
         Raises:
             ConfigError: They do not fit.
@@ -153,7 +156,14 @@ class Plan:
             scaling = section(ScalingConf, config.hydra.sweeper.scaling, "scaling")
             backend = section(BackendConf, config.hydra.sweeper.backend, "backend")
         is_single_run = not self.space.dimensions
-        return lane_shape(scaling, backend, nodes, is_single_run=is_single_run)
+        try:
+            return lane_shape(scaling, backend, nodes, is_single_run=is_single_run)
+        except ConfigError as exc:
+            kept = [f"{amount:g} {name}" for name, amount in self.conf.kept_free.items()]
+            if not kept:
+                raise
+            msg = f"{exc} Ray Data and validation keep {' + '.join(kept)} (data, validation)."
+            raise ConfigError(msg) from exc
 
     def lane_settings(self, *, storage_path: str, tracking_uri: str) -> LaneSettings:
         """What lanes need to know, for one driver run."""
@@ -173,6 +183,8 @@ class Plan:
             system_interval_s=(
                 tracking.system_metrics_interval_s if tracking.system_metrics else None
             ),
+            validation=conf.validation,
+            data=conf.data,
         )
 
 
@@ -280,6 +292,16 @@ def _refuse_settings_as_dimensions(space: SearchSpace, config: DictConfig) -> No
         if is_ours and section not in _OF_TRIALS:
             msg = f"{key} is a setting of the whole sweep and cannot be searched over."
             raise ConfigError(msg)
+
+
+def _refuse_datasets_of_a_trial(conf: SweepConf, point: DictConfig) -> None:
+    """All trials share the datasets: they cannot depend on what is searched over."""
+    if conf.data.datasets and sweep_conf(point.hydra.sweeper).data != conf.data:
+        msg = (
+            "data.datasets depends on what is searched over, but all trials share the datasets. "
+            "Make them in the train function, or search over something else."
+        )
+        raise ConfigError(msg)
 
 
 def _new_name(config: DictConfig) -> str:

@@ -294,6 +294,7 @@ class Race:
             job_dir=str(job_dir),
             checkpoint=last.checkpoint if last else None,
             first_report_index=first_report_index,
+            reported=tuple((uri, each.metrics) for uri, each in trial.checkpoints.items()),
         )
 
     # --- reports --------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from heats.checkpoints import orphans, remove
-from heats.cluster import capacity, dashboard_url, live_nodes, local_node, ray_cluster
+from heats.cluster import capacity, dashboard_url, live_nodes, local_node, ray_cluster, without
 from heats.config import Check, Isolation
 from heats.errors import ConfigError, ExitCode, HeatsError, LedgerError
 from heats.interrupts import Interrupts
@@ -86,7 +86,9 @@ def _execute(plan: Plan) -> int:
     conf = plan.conf
     is_inline = conf.lane.isolation is Isolation.inline
     if conf.cluster.address is None and not is_inline:
-        plan.shape([local_node(conf.cluster)])  # Refuses what cannot fit, before Ray starts.
+        plan.shape(
+            without([local_node(conf.cluster)], conf.kept_free)
+        )  # Refuses what cannot fit, before Ray starts.
     began = time.monotonic()
     with ExitStack() as stack:
         ledger, record = _open_ledger(plan)
@@ -188,6 +190,8 @@ def _run_inline(plan: Plan, race: Race) -> None:
         seed=plan.conf.seed,
         tracking_uri=plan.start.tracking_uri,
         num_threads=num_threads,
+        validation=plan.conf.validation,
+        data=plan.conf.data,
     )
 
 
@@ -200,7 +204,7 @@ def _run_in_lanes(plan: Plan, race: Race, view: LiveView, nodes: list[Node]) -> 
         ray_cluster(conf.cluster) as found,
         tempfile.TemporaryDirectory(prefix="heats-lanes-", ignore_cleanup_errors=True) as folder,
     ):
-        nodes[:] = found
+        nodes[:] = without(found, conf.kept_free)
         shape = plan.shape(nodes)
         num_lanes = min(capacity(shape, nodes), plan.num_trials)
         num_lanes = min(num_lanes, conf.lane.max_concurrent or num_lanes)
@@ -213,7 +217,12 @@ def _run_in_lanes(plan: Plan, race: Race, view: LiveView, nodes: list[Node]) -> 
         settings = plan.lane_settings(
             storage_path=folder, tracking_uri=race.sweep.start.tracking_uri
         )
-        run_trials(race, settings, nodes=live_nodes, max_concurrent=conf.lane.max_concurrent)
+        run_trials(
+            race,
+            settings,
+            nodes=lambda: without(live_nodes(), conf.kept_free),
+            max_concurrent=conf.lane.max_concurrent,
+        )
 
 
 def _open_ledger(plan: Plan) -> tuple[Ledger, SweepRecord]:

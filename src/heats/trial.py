@@ -118,6 +118,8 @@ class TrialSpec:
     job_dir: str
     checkpoint: str | None
     first_report_index: int = 0
+    reported: tuple[tuple[str, dict[str, float]], ...] = ()
+    """Checkpoints of earlier attempts that still exist, oldest first, with their metrics."""
 
 
 # --- events -----------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from heats.cluster import Node, capacity, fits, lane_shape, local_node
+from heats.cluster import Node, capacity, fits, lane_shape, local_node, without
 from heats.config import BackendConf, ClusterConf, ScalingConf
 from heats.errors import ConfigError
 from heats.trial import LaneShape
@@ -127,3 +127,19 @@ def test_lanes_of_several_shapes_share_devices(
     shapes: list[LaneShape], gpus: list[int], fit: bool
 ) -> None:
     assert fits(shapes, [Node({"CPU": 8.0, "GPU": float(count)}) for count in gpus]) is fit
+
+
+@pytest.mark.parametrize(
+    ("kept", "left"),
+    [
+        ({}, [{"CPU": 4.0}, {"CPU": 8.0, "GPU": 1.0}]),
+        ({"CPU": 1.0}, [{"CPU": 4.0}, {"CPU": 7.0, "GPU": 1.0}]),
+        ({"CPU": 2.0, "GPU": 1.0}, [{"CPU": 4.0}, {"CPU": 6.0, "GPU": 0.0}]),
+        ({"CPU": 9.0}, [{"CPU": 4.0}, {"CPU": 0.0, "GPU": 1.0}]),
+    ],
+)
+def test_what_others_need_is_taken_from_the_largest_node(
+    kept: dict[str, float], left: list[dict[str, float]]
+) -> None:
+    nodes = [Node({"CPU": 4.0}), Node({"CPU": 8.0, "GPU": 1.0})]
+    assert [node.resources for node in without(nodes, kept)] == left

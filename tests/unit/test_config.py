@@ -10,6 +10,7 @@ from heats.config import (
     AppConf,
     AshaConf,
     CheckpointsConf,
+    DataConf,
     Direction,
     Isolation,
     LaneConf,
@@ -18,6 +19,7 @@ from heats.config import (
     StopConf,
     SweepConf,
     TrackingConf,
+    ValidationConf,
     sweep_conf,
     sweeper_node,
     unknown_name,
@@ -55,6 +57,12 @@ def test_node_is_a_hydra_sweeper_of_plain_values() -> None:
         (LaneConf, {"stop_grace_s": -1.0}, "lane.stop_grace_s=-1.0"),
         (LaneConf, {"verdict_wait_s": -0.1}, "lane.verdict_wait_s=-0.1"),
         (CheckpointsConf, {"keep_best": 0}, "checkpoints.keep_best=0"),
+        (ValidationConf, {"fn": "validate"}, "validation.fn='validate'"),
+        (ValidationConf, {"fn_kwargs": [1]}, "validation.fn_kwargs=[1]"),
+        (ValidationConf, {"timeout_s": 0.0}, "validation.timeout_s=0.0"),
+        (DataConf, {"datasets": "train"}, "data.datasets='train'"),
+        (DataConf, {"datasets": {"train": {}}}, "data.datasets.train={}"),
+        (DataConf, {"datasets_to_split": ["x"]}, "data.datasets_to_split=['x']"),
         (
             TrackingConf,
             {"system_metrics_interval_s": 0.0},
@@ -122,3 +130,12 @@ def test_unknown_name_lists_the_known_ones_nearest_first(
     name: str, known: list[str], told: str
 ) -> None:
     assert str(unknown_name("key", name, known)).endswith(told)
+
+
+def test_trials_leave_room_for_datasets_and_one_validation() -> None:
+    assert settings().kept_free == {}
+    node = {"_target_": "app.make"}
+    assert settings(data={"datasets": {"train": node}}).kept_free == {"CPU": 1.0}
+    validation = {"fn": "app.validate", "ray_remote_kwargs": {"num_gpus": 1}}
+    both = settings(data={"datasets": {"train": node}}, validation=validation)
+    assert both.kept_free == {"CPU": 2.0, "GPU": 1.0}

@@ -13,7 +13,7 @@ from tests.fakes import fake_spec
 
 import heats
 from heats.errors import TrialStoppedError
-from heats.lane.context import inline_context
+from heats.lane.inline_context import inline_context
 from heats.trial import Report, Verdict
 
 

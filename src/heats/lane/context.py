@@ -1,4 +1,4 @@
-"""The Train context of one turn. The only module that knows Ray Train's private names.
+"""The Train context of one turn: what `ray.train` gives a train function.
 
 Every turn gets its own `TrainContext` inside the long-lived worker, so `ray.train.report`,
 `get_checkpoint`, `get_context`, collectives and framework callbacks work unmodified. Verified on
@@ -10,37 +10,48 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
+import pickle
 import queue
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ray.train import Checkpoint
+from ray import cloudpickle
+from ray.train import (
+    Checkpoint,
+    CheckpointConsistencyMode,
+    ReportedCheckpoint,
+    ReportedCheckpointStatus,
+)
 from ray.train.v2._internal.execution import context as train_context
 from ray.train.v2._internal.execution import train_fn_utils
 from ray.train.v2._internal.execution.context import TrainContext
 from ray.train.v2._internal.execution.storage import StorageContext
-from ray.train.v2._internal.execution.train_fn_utils import LocalTrainFnUtils
-from ray.train.v2.api.reported_checkpoint import ReportedCheckpoint, ReportedCheckpointStatus
 
 from heats.checkpoints import CHECKPOINTS_DIR
 from heats.errors import TrialStoppedError
-from heats.lane.messages import RankReport, VerdictRequest
+from heats.lane.datasets import TurnShards
+from heats.lane.messages import CheckpointsRequest, RankReport, VerdictRequest
+from heats.lane.validation import validation_task
 from heats.trial import Report, Verdict, clean_metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
+    from heats.config import ValidationConf
     from heats.lane.mailbox import RankMailbox
     from heats.lane.messages import Turn
     from heats.lane.pulse import Pulse
+    from heats.lane.worker import WorkerSettings
     from heats.trial import TrialSpec
 
 
-_UPLOAD_CHECK_S = 0.2
+_LOOK_EVERY_S = 0.2
 """How often a report that waits for earlier uploads looks whether one of them failed, in s."""
+
+_CHECKPOINTS_LOOK_S = 0.05
+"""How often `get_all_reported_checkpoints` asks for what it waits for, in s."""
 
 
 def checkpoint_uri(checkpoint: Checkpoint) -> str:
@@ -65,10 +76,12 @@ class TurnStorage(StorageContext):
 class TurnQueue:
     """Stands in for the worker's result queue: reports go to the lane, one way."""
 
-    def __init__(self, turn: Turn, rank: int, mailbox: RankMailbox) -> None:
+    def __init__(
+        self, turn: Turn, rank: int, mailbox: RankMailbox, pulse: Pulse, validation: ValidationConf
+    ) -> None:
         self._turn, self._rank, self._mailbox = turn, rank, mailbox
+        self._pulse, self._validation = pulse, validation
         self._num_reports = 0
-        self.reported: list[ReportedCheckpoint] = []
 
     def put(self, training_report: Any) -> None:
         """Take a `_TrainingReport` of Ray Train; called in the training or an upload thread.
@@ -76,13 +89,17 @@ class TurnQueue:
         Ray Train keeps the calls of a rank in the order of its reports.
         """
         checkpoint, metrics = training_report.checkpoint, training_report.metrics
-        if checkpoint is not None:
-            committed = ReportedCheckpointStatus.COMMITTED
-            self.reported.append(ReportedCheckpoint(checkpoint, metrics, committed))
+        asked, task = training_report.validation, None
+        if asked and checkpoint is not None:
+            task = validation_task(self._validation, asked, self._turn.spec.job_dir)
         self._num_reports += 1
         uri = None if checkpoint is None else checkpoint_uri(checkpoint)
-        report = Report(time.time(), clean_metrics(metrics) if self._rank == 0 else {}, uri)
-        self._mailbox.send(RankReport(self._turn.index, self._num_reports, report))
+        cleaned, pickled = {}, b""
+        if self._rank == 0:
+            cleaned, pickled = clean_metrics(metrics), _pickled(metrics)
+        report = Report(time.time(), cleaned, uri)
+        message = RankReport(self._turn.index, self._num_reports, report, pickled, task)
+        self._mailbox.send(message)
 
     def get_nowait(self) -> Any:
         """Nothing ever waits here for Ray Train's health check to take it."""
@@ -91,6 +108,54 @@ class TurnQueue:
     def verdict(self, index: int) -> Verdict:
         """Whether the turn goes on after report `index`; every rank gets the same answer."""
         return self._mailbox.ask(VerdictRequest(self._turn.index, index))
+
+    def reported(
+        self, index: int, mode: CheckpointConsistencyMode, timeout_s: float | None
+    ) -> list[ReportedCheckpoint]:
+        """The turn's checkpoints, once its first `index` reports are in the state of `mode`.
+
+        Sooner where `timeout_s` passed, or the turn is to stop.
+        """
+        until = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
+        is_validated = mode is CheckpointConsistencyMode.VALIDATED
+        while True:
+            answer = self._mailbox.ask(CheckpointsRequest(self._turn.index))
+            is_validating = is_validated and answer.is_validating
+            is_whole = answer.num_reports >= index
+            if (is_whole and not is_validating) or answer.is_stopping:
+                break
+            train_context.get_train_context().execution_context.training_thread_runner.raise_first()
+            if is_whole:
+                self._pulse.moved()  # A validation has its own time limit: it is no hang.
+            if time.monotonic() >= until:
+                break
+            time.sleep(_CHECKPOINTS_LOOK_S)
+        return [
+            ReportedCheckpoint(
+                Checkpoint(each.uri),
+                {key: value for part in each.pickled for key, value in pickle.loads(part).items()},
+                ReportedCheckpointStatus(each.status),
+            )
+            for each in answer.checkpoints
+        ]
+
+
+class ReportQueue(Protocol):
+    """Where a `TurnContext` leaves reports, and asks about them: see `TurnQueue`."""
+
+    def put(self, training_report: Any) -> None:
+        """Take a report."""
+        ...
+
+    def verdict(self, index: int) -> Verdict:
+        """Whether to go on after it."""
+        ...
+
+    def reported(
+        self, index: int, mode: CheckpointConsistencyMode, timeout_s: float | None
+    ) -> list[ReportedCheckpoint]:
+        """The checkpoints so far."""
+        ...
 
 
 class TurnRunner:
@@ -122,9 +187,48 @@ class TurnRunner:
 
 
 class TurnContext(TrainContext):
-    """Ray's Train context, ending the turn at the report where the verdict is to stop."""
+    """Ray's Train context, ending the turn at the report where the verdict is to stop.
 
-    pulse: Pulse
+    What belongs to the trial: the experiment name (`trial-<number>`), the storage, checkpoints and
+    reports. What belongs to the lane: ranks and sizes, the resources and the device of the worker,
+    the process group, and preemption.
+    """
+
+    pulse: Pulse | None = None
+    earlier: tuple[tuple[str, dict[str, float]], ...] = ()
+
+    @classmethod
+    def of_trial(
+        cls,
+        base: TrainContext,
+        spec: TrialSpec,
+        reports: ReportQueue,
+        shards: Any,
+        validation: ValidationConf,
+    ) -> TurnContext:
+        """A context like `base`, but for one attempt at a trial."""
+        run_config = dataclasses.replace(
+            base.train_run_context.run_config, name=f"trial-{spec.number}"
+        )
+        runner = TurnRunner(base.execution_context.training_thread_runner)
+        fields = {f.name: getattr(base, f.name) for f in dataclasses.fields(TrainContext)}
+        fields.update(
+            train_run_context=dataclasses.replace(base.train_run_context, run_config=run_config),
+            execution_context=dataclasses.replace(
+                base.execution_context, result_queue=reports, training_thread_runner=runner
+            ),
+            storage_context=TurnStorage(spec.artifact_dir),
+            dataset_shard_provider=shards,
+            has_validation_fn=validation.fn is not None,
+            checkpoint=None if spec.checkpoint is None else Checkpoint(spec.checkpoint),
+            current_report_index=0,
+            report_call_index=0,
+            report_order_condition=threading.Condition(),
+            checkpoint_upload_threadpool=ThreadPoolExecutor(1),
+        )
+        context = cls(**fields)
+        context.earlier = spec.reported
+        return context
 
     def report(self, *args: Any, **kwargs: Any) -> None:
         """Report as Ray does, then take the verdict.
@@ -132,10 +236,16 @@ class TurnContext(TrainContext):
         Raises:
             TrialStoppedError: The trial is to stop here.
         """
-        with self.pulse.report():
-            super().report(*args, **kwargs)
+        with nullcontext() if self.pulse is None else self.pulse.report():
+            try:
+                super().report(*args, **kwargs)
+            except ValueError as exc:
+                if not self.has_validation_fn and "validation_config" in str(exc):
+                    msg = "A validation was requested, but validation.fn is not set."
+                    raise ValueError(msg) from exc
+                raise
         self.execution_context.training_thread_runner.raise_first()
-        if self.get_result_queue().verdict(self.report_call_index) is Verdict.STOP:
+        if self.get_result_queue().verdict(self.report_call_index) is not Verdict.CONTINUE:
             raise TrialStoppedError
 
     def _wait_then_report(self, training_report: Any, report_call_index: int) -> None:
@@ -143,31 +253,42 @@ class TurnContext(TrainContext):
         with self.report_order_condition:
             while self.current_report_index != report_call_index - 1:
                 self.execution_context.training_thread_runner.raise_first()
-                self.report_order_condition.wait(_UPLOAD_CHECK_S)
+                self.report_order_condition.wait(_LOOK_EVERY_S)
         super()._wait_then_report(training_report, report_call_index)
 
-    def get_all_reported_checkpoints(self, *args: Any, **kwargs: Any) -> list[ReportedCheckpoint]:
-        """This turn's checkpoints; Ray's controller knows nothing of turns."""
-        del args, kwargs
-        return list(self.get_result_queue().reported)
+    def get_storage(self) -> StorageContext:
+        """The trial's storage, in a directory that exists: user code may write there itself."""
+        storage = self.storage_context
+        storage.storage_filesystem.create_dir(storage.experiment_fs_path)
+        return storage
 
-    def get_dataset_shard(self, dataset_info: Any) -> Any:
-        """Nothing: no trial was given datasets.
-
-        Raises:
-            KeyError: Always, as Ray does for a name it does not know.
-        """
-        msg = (
-            f"Dataset shard for {dataset_info.dataset_name!r} not found: heats gives trials no"
-            " Ray Datasets. Make the dataset in the train function."
-        )
-        raise KeyError(msg)
+    def get_all_reported_checkpoints(
+        self,
+        consistency_mode: CheckpointConsistencyMode = CheckpointConsistencyMode.VALIDATED,
+        timeout_s: float | None = None,
+    ) -> list[ReportedCheckpoint]:
+        """The trial's checkpoints that still exist; Ray's controller knows nothing of turns."""
+        committed = ReportedCheckpointStatus.COMMITTED
+        earlier = [
+            ReportedCheckpoint(Checkpoint(uri), dict(metrics), committed)
+            for uri, metrics in self.earlier
+        ]
+        own = self.get_result_queue().reported(self.report_call_index, consistency_mode, timeout_s)
+        return [each for each in [*earlier, *own] if _exists(each.checkpoint)]
 
     def _sync_checkpoint_dir_name_across_ranks(self, checkpoint_dir_name: str | None = None) -> str:
         if self.get_world_size() == 1:  # Nobody to agree with: saves a remote call at each report.
             return checkpoint_dir_name or self.storage_context.make_default_checkpoint_dir_name()
         name: str = super()._sync_checkpoint_dir_name_across_ranks(checkpoint_dir_name)
         return name
+
+    def end_uploads(self) -> None:
+        """Wait until what was to be uploaded is."""
+        self.checkpoint_upload_threadpool.shutdown(wait=True)
+
+    def raise_first(self) -> None:
+        """Raise what the first upload that failed raised, if one did."""
+        self.execution_context.training_thread_runner.raise_first()
 
 
 class turn_context:  # noqa: N801 - a context manager, used like a function
@@ -177,28 +298,16 @@ class turn_context:  # noqa: N801 - a context manager, used like a function
     already ends with an exception.
     """
 
-    def __init__(self, turn: Turn, mailbox: RankMailbox, pulse: Pulse) -> None:
+    def __init__(self, turn: Turn, mailbox: RankMailbox, pulse: Pulse, own: WorkerSettings) -> None:
         self._base = base = train_context.get_train_context()
-        spec = turn.spec
-        fields = {f.name: getattr(base, f.name) for f in dataclasses.fields(TrainContext)}
-        run_config = dataclasses.replace(
-            base.train_run_context.run_config, name=f"trial-{spec.number}"
+        world_size = base.get_world_size()
+        self._context = TurnContext.of_trial(
+            base,
+            turn.spec,
+            TurnQueue(turn, base.get_world_rank(), mailbox, pulse, own.validation),
+            TurnShards(own.data, own.sweep_id, own.address.name, turn.index, world_size, pulse),
+            own.validation,
         )
-        fields.update(
-            train_run_context=dataclasses.replace(base.train_run_context, run_config=run_config),
-            execution_context=dataclasses.replace(
-                base.execution_context,
-                result_queue=TurnQueue(turn, base.get_world_rank(), mailbox),
-                training_thread_runner=TurnRunner(base.execution_context.training_thread_runner),
-            ),
-            storage_context=TurnStorage(spec.artifact_dir),
-            checkpoint=None if spec.checkpoint is None else Checkpoint(spec.checkpoint),
-            current_report_index=0,
-            report_call_index=0,
-            report_order_condition=threading.Condition(),
-            checkpoint_upload_threadpool=ThreadPoolExecutor(1),
-        )
-        self._context = TurnContext(**fields)
         self._context.pulse = pulse
 
     def __enter__(self) -> TrainContext:
@@ -208,11 +317,11 @@ class turn_context:  # noqa: N801 - a context manager, used like a function
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Put the worker's own context back; collectives go on counting where the turn left."""
-        self._context.checkpoint_upload_threadpool.shutdown(wait=True)
+        self._context.end_uploads()
         self._base.collective_seq = self._context.collective_seq
         train_context.set_train_context(self._base)
         if error is None:
-            self._context.execution_context.training_thread_runner.raise_first()
+            self._context.raise_first()
 
 
 def quiet_ray_train() -> None:
@@ -236,54 +345,14 @@ def rank_and_world_size() -> tuple[int, int]:
     return context.get_world_rank(), context.get_world_size()
 
 
-class InlineTrainFnUtils(LocalTrainFnUtils):
-    """`ray.train` for a trial that runs in the driver itself: one worker, rank 0, no cluster.
-
-    `on_report` takes each report and gives the verdict.
-    """
-
-    def __init__(self, spec: TrialSpec, on_report: Callable[[Report], Verdict]) -> None:
-        super().__init__(experiment_name=f"trial-{spec.number}")
-        self._storage = TurnStorage(spec.artifact_dir)
-        self._on_report = on_report
-        self._last_checkpoint = None if spec.checkpoint is None else Checkpoint(spec.checkpoint)
-        self._reported: list[ReportedCheckpoint] = []
-
-    def report(
-        self,
-        metrics: dict[str, Any],
-        checkpoint: Checkpoint | None = None,
-        checkpoint_dir_name: str | None = None,
-        *_: Any,
-        **__: Any,
-    ) -> None:
-        """Store the checkpoint, then report; uploads are synchronous, whatever mode was asked for.
-
-        Raises:
-            TrialStoppedError: The trial is to stop here.
-        """
-        uri = None
-        if checkpoint is not None:
-            name = checkpoint_dir_name or self._storage.make_default_checkpoint_dir_name()
-            stored = self._storage.persist_current_checkpoint(checkpoint, name)
-            committed = ReportedCheckpointStatus.COMMITTED
-            self._reported.append(ReportedCheckpoint(stored, metrics, committed))
-            self._last_checkpoint = stored
-            uri = checkpoint_uri(stored)
-        report = Report(time.time(), clean_metrics(metrics), uri)
-        if self._on_report(report) is not Verdict.CONTINUE:
-            raise TrialStoppedError
-
-    def get_all_reported_checkpoints(self, *_: Any, **__: Any) -> list[ReportedCheckpoint]:
-        """The checkpoints of this attempt."""
-        return list(self._reported)
-
-
-@contextmanager
-def inline_context(spec: TrialSpec, on_report: Callable[[Report], Verdict]) -> Iterator[None]:
-    """Make `ray.train` work in this process for one trial."""
-    train_fn_utils.set_train_fn_utils(InlineTrainFnUtils(spec, on_report))
+def _pickled(metrics: dict[str, Any]) -> bytes:
     try:
-        yield
-    finally:
-        train_fn_utils.set_train_fn_utils(None)
+        return pickle.dumps(metrics)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return bytes(cloudpickle.dumps(metrics))
+
+
+def _exists(checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint was not dropped: a sweep keeps the best and the newest of a trial."""
+    (info,) = checkpoint.filesystem.get_file_info([checkpoint.path])
+    return bool(info.type.name != "NotFound")

@@ -48,6 +48,7 @@ class RayWorkerGroup:
         import ray.train
 
         from heats.lane.backend import backend_config
+        from heats.lane.datasets import release_shards
         from heats.lane.trainer import LaneTrainer
 
         trainer = LaneTrainer(
@@ -74,6 +75,7 @@ class RayWorkerGroup:
             trainer.fit()
         finally:
             self._reservation.release()
+            release_shards(lane, worker.address.name)
 
     def release(self) -> None:
         """Free the placement group: Ray ends the workers in it."""

@@ -15,6 +15,7 @@ from heats.lane.task import run_task
 from heats.trial import Ending, Outcome, Verdict
 
 if TYPE_CHECKING:
+    from heats.config import DataConf, ValidationConf
     from heats.lane.task import TaskFunction
     from heats.trial import Coordinator, Report, TrialSpec
 
@@ -29,11 +30,14 @@ def run_inline(
     seed: int,
     tracking_uri: str | None = None,
     num_threads: int | None = None,
+    validation: ValidationConf | None = None,
+    data: DataConf | None = None,
 ) -> None:
     """Run the coordinator's trials here; breakpoints work and output goes to the terminal.
 
     `tracking_uri` is for user code that logs extras into its trial's run. `num_threads` is torch's,
-    None: its own default; OMP_NUM_THREADS goes first, as it does in Ray.
+    None: its own default; OMP_NUM_THREADS goes first, as it does in Ray. `validation` and `data`
+    are what a lane's trials have as well, None: not.
     """
     import torch
 
@@ -51,14 +55,21 @@ def run_inline(
         if spec is None:
             time.sleep(0.01)
             continue
-        outcome = _run(coordinator, spec, function, seed)
+        outcome = _run(coordinator, spec, function, seed, validation, data)
         if reasons := "; ".join(state.restore()):
             logger.warning("Trial %d changed what later trials will see: %s.", spec.number, reasons)
         coordinator.end(spec.number, outcome)
 
 
-def _run(coordinator: Coordinator, spec: TrialSpec, function: TaskFunction, seed: int) -> Outcome:
-    from heats.lane.context import inline_context
+def _run(
+    coordinator: Coordinator,
+    spec: TrialSpec,
+    function: TaskFunction,
+    seed: int,
+    validation: ValidationConf | None,
+    data: DataConf | None,
+) -> Outcome:
+    from heats.lane.inline_context import inline_context
     from heats.lane.reset import seed_rank
 
     broken: list[Exception] = []
@@ -74,7 +85,7 @@ def _run(coordinator: Coordinator, spec: TrialSpec, function: TaskFunction, seed
         os.environ["MLFLOW_RUN_ID"] = spec.run_id
     seed_rank(seed + spec.number)
     try:
-        with inline_context(spec, on_report):
+        with inline_context(spec, on_report, validation=validation, data=data):
             returned = run_task(function, spec.config, job_dir=spec.job_dir, is_chief=True)
     except TrialStoppedError:
         if broken:

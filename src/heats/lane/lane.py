@@ -10,13 +10,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from heats.config import DataConf, ValidationConf
 from heats.lane.group import RayWorkerGroup
 from heats.lane.health import fault_of_group, num_oom_kills
 from heats.lane.mailbox import Mailbox
 from heats.lane.messages import (
+    CheckpointsRequest,
     RankBroken,
     RankPreempted,
     RankPulse,
@@ -24,10 +26,13 @@ from heats.lane.messages import (
     RankReport,
     RankSample,
     Turn,
+    TurnCheckpoints,
     TurnEnded,
     VerdictRequest,
 )
+from heats.lane.reports import TurnReports
 from heats.lane.turn import RunningTurn
+from heats.lane.validation import validate_in_task
 from heats.lane.worker import WorkerSettings
 from heats.trial import Ending, Fault, Outcome, Verdict
 
@@ -36,6 +41,7 @@ if TYPE_CHECKING:
     from heats.lane.group import WorkerGroup
     from heats.lane.messages import RankMessage
     from heats.lane.task import TaskRef
+    from heats.lane.validation import Validate
     from heats.trial import LaneShape, Objective, Report, TrialSpec
 
 logger = logging.getLogger(__name__)
@@ -65,6 +71,8 @@ class LaneSettings:
     tracking_uri: str
     seed: int
     system_interval_s: float | None
+    validation: ValidationConf = field(default_factory=ValidationConf)
+    data: DataConf = field(default_factory=DataConf)
 
 
 class Lane:
@@ -75,11 +83,16 @@ class Lane:
     """
 
     def __init__(
-        self, settings: LaneSettings, shape: LaneShape, group: WorkerGroup | None = None
+        self,
+        settings: LaneSettings,
+        shape: LaneShape,
+        group: WorkerGroup | None = None,
+        validate: Validate = validate_in_task,
     ) -> None:
         """Start the ranks; `group` None: in a Ray Train run."""
         self.shape = shape
-        self._settings, self._num_workers = settings, shape.num_workers
+        self._settings, self._validate = settings, validate
+        self._num_workers = shape.num_workers
         self._group = group or RayWorkerGroup(settings.sweep_id)
         self._changed = threading.Condition()
         self._ready: set[int] = set()
@@ -113,7 +126,8 @@ class Lane:
         with self._changed:
             self._num_turns += 1
             turn = Turn(self._num_turns, spec)
-            self._turn = RunningTurn(turn, self._num_workers, own.objective, own.pace)
+            made = TurnReports(self._validate, self._on_validated)
+            self._turn = RunningTurn(turn, made, self._num_workers, own.objective, own.pace)
 
     def gather(self) -> tuple[list[Report], Outcome | None]:
         """Reports since the last call, once there is something to decide or enough time passed.
@@ -137,7 +151,7 @@ class Lane:
                 self._wait(turn, until)
             reports = turn.take_reports()
             outcome = turn.outcome() if turn.is_over else None
-            if outcome is None and not reports:
+            if outcome is None and not reports and not turn.have_all_left:
                 outcome = self._loss
             if outcome is not None:
                 self._turn = None
@@ -165,9 +179,10 @@ class Lane:
             turn.stop(self._settings.lane.stop_grace_s)
             self._changed.notify_all()
             is_over = self._changed.wait_for(
-                lambda: self._loss is not None or turn.is_over,
+                lambda: self._loss is not None or turn.have_all_left,
                 timeout=self._settings.lane.stop_grace_s,
             )
+            turn.forget()
             self._turn = None
             return is_over and self._loss is None
 
@@ -176,6 +191,8 @@ class Lane:
         if self._is_closing:
             return
         self._is_closing = True
+        if self._turn is not None:
+            self._turn.forget()
         grace_s = self._settings.lane.stop_grace_s
         is_whole = len(self._ready) == self._num_workers and self._loss is None
         if is_whole and not is_broken:
@@ -203,6 +220,9 @@ class Lane:
             own.tracking_uri,
             own.system_interval_s,
             own.lane.max_memory_growth_mib,
+            own.validation,
+            own.data,
+            own.sweep_id,
         )
         reason = "its worker group ended"
         try:
@@ -222,7 +242,7 @@ class Lane:
 
     # --- messages; these run in the mailbox's reader threads ------------------------------------
 
-    def _on_message(self, rank: int, message: RankMessage) -> Verdict | None:
+    def _on_message(self, rank: int, message: RankMessage) -> Verdict | TurnCheckpoints | None:
         with self._changed:
             turn = self._turn
             match message:
@@ -238,12 +258,22 @@ class Lane:
                     if turn is None or turn.turn.index != message.turn:
                         return Verdict.STOP
                     return self._verdict(turn, rank, message.index)
+                case CheckpointsRequest():
+                    if turn is None or turn.turn.index != message.turn:
+                        return TurnCheckpoints(0, (), is_validating=False, is_stopping=True)
+                    return turn.checkpoints()
                 case RankReport() | RankSample() | RankPulse() | TurnEnded():
                     if turn is not None and turn.turn.index == message.turn:
                         turn.hear(rank, message)
                         self._end_if_it_hangs(turn)
             self._changed.notify_all()
             return None
+
+    def _on_validated(self) -> None:
+        with self._changed:
+            if self._turn is not None:
+                self._turn.take_validated()
+            self._changed.notify_all()
 
     def _on_gone(self, rank: int) -> None:
         with self._changed:
@@ -338,12 +368,15 @@ class Lane:
 
     def _wait(self, turn: RunningTurn, until: float) -> None:
         """Wait until there is something to decide, the turn is over, or it is time."""
-        while not (self._loss or turn.decision_at is not None or turn.is_over):
+        while not (turn.decision_at is not None or turn.is_over):
+            if self._loss is not None and not turn.have_all_left:
+                return
             if turn.has_failed:
                 turn.stop(self._settings.lane.stop_grace_s)  # Others may wait for it.
                 self._changed.notify_all()
             if time.monotonic() >= turn.leave_by_s:
-                self._lose(Fault.retired, "some ranks did not leave a turn that had ended")
+                if not turn.have_all_left:
+                    self._lose(Fault.retired, "some ranks did not leave a turn that had ended")
                 turn.give_up()
                 return
             wait_s = min(until, turn.leave_by_s) - time.monotonic()

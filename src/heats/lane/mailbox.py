@@ -6,6 +6,7 @@ round trip: no actor between, no polling.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import secrets
@@ -14,14 +15,20 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, cast, overload
 
 from heats.lane.messages import RankStarting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from heats.lane.messages import RankMessage, Turn
+    from heats.lane.messages import (
+        CheckpointsRequest,
+        RankMessage,
+        Turn,
+        TurnCheckpoints,
+        VerdictRequest,
+    )
     from heats.trial import Verdict
 
 logger = logging.getLogger(__name__)
@@ -35,6 +42,11 @@ class Address:
     port: int
     key: bytes = field(repr=False)
 
+    @property
+    def name(self) -> str:
+        """No other lane's, and no secret; a port may come again."""
+        return hashlib.sha256(self.key).hexdigest()[:16]
+
 
 class Mailbox:
     """The lane's end: one connection and one reader thread for each rank.
@@ -46,7 +58,7 @@ class Mailbox:
     def __init__(
         self,
         host: str,
-        on_message: Callable[[int, RankMessage], Verdict | None],
+        on_message: Callable[[int, RankMessage], Verdict | TurnCheckpoints | None],
         on_gone: Callable[[int], None],
     ) -> None:
         # Not `multiprocessing.connection.Listener`: it shakes hands with one after another, so a
@@ -134,10 +146,16 @@ class RankMailbox:
         with self._lock:
             self._connection.send(message)
 
-    def ask(self, message: RankMessage) -> Verdict:
-        """Send and wait for the verdict; other threads may send meanwhile, but not ask."""
+    @overload
+    def ask(self, message: VerdictRequest) -> Verdict: ...
+
+    @overload
+    def ask(self, message: CheckpointsRequest) -> TurnCheckpoints: ...
+
+    def ask(self, message: VerdictRequest | CheckpointsRequest) -> Verdict | TurnCheckpoints:
+        """Send and wait for the reply; other threads may send meanwhile, but not ask."""
         self.send(message)
-        return cast("Verdict", self._connection.recv())
+        return cast("Verdict | TurnCheckpoints", self._connection.recv())
 
     def next_turn(self) -> Turn | None:
         """Wait for the next turn; None where there are no more, or the lane is gone."""

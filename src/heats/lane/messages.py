@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from heats.lane.validation import ValidationTask
     from heats.trial import Ending, Fault, Report, TrialSpec
 
 
@@ -52,12 +53,15 @@ class RankReport:
     """A report of one rank; `index` counts the rank's reports of the turn from 1.
 
     A report is a fact when every rank has made it: until then a rank may still be uploading its
-    part of the checkpoint. Metrics are rank 0's.
+    part of the checkpoint. Metrics are rank 0's; `pickled` are the same as the trial gave them,
+    for other ranks to read, and `validation` is what is to be done with the checkpoint then.
     """
 
     turn: int
     index: int
     report: Report
+    pickled: bytes = field(default=b"", repr=False)
+    validation: ValidationTask | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,13 @@ class VerdictRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointsRequest:
+    """A rank asks what checkpoints its turn has reported."""
+
+    turn: int
+
+
+@dataclass(frozen=True, slots=True)
 class TurnEnded:
     """A rank left its turn."""
 
@@ -111,5 +122,28 @@ RankMessage = (
     | RankSample
     | RankPulse
     | VerdictRequest
+    | CheckpointsRequest
     | TurnEnded
 )
+
+
+@dataclass(frozen=True, slots=True)
+class TurnCheckpoint:
+    """A checkpoint of a turn; `pickled` are the dicts that add up to its metrics."""
+
+    uri: str
+    pickled: tuple[bytes, ...]
+    status: str
+
+
+@dataclass(frozen=True, slots=True)
+class TurnCheckpoints:
+    """The checkpoints of a turn, of its first `num_reports` reports.
+
+    `is_validating`: one of them is not validated yet. `is_stopping`: there is no time to wait.
+    """
+
+    num_reports: int
+    checkpoints: tuple[TurnCheckpoint, ...]
+    is_validating: bool
+    is_stopping: bool

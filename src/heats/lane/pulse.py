@@ -63,6 +63,10 @@ class Pulse:
             self._in_report = False
             self._moved_s = time.monotonic()
 
+    def moved(self) -> None:
+        """Say that the rank waits for something that goes on elsewhere."""
+        self._moved_s = time.monotonic()
+
     def _run(self) -> None:
         while True:
             time.sleep(_EVERY_S)

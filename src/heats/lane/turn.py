@@ -14,6 +14,8 @@ from heats.trial import Ending, Fault, Outcome, Verdict, resource_spent
 
 if TYPE_CHECKING:
     from heats.config import AshaConf, LaneConf, PbtConf
+    from heats.lane.messages import TurnCheckpoints
+    from heats.lane.reports import TurnReports
     from heats.trial import Objective, Report, TrialSpec
 
 _PREEMPTION_GRACE_S = 30.0
@@ -30,14 +32,19 @@ class RunningTurn:
     """
 
     def __init__(
-        self, turn: Turn, num_ranks: int, objective: Objective, pace: AshaConf | PbtConf | None
+        self,
+        turn: Turn,
+        made: TurnReports,
+        num_ranks: int,
+        objective: Objective,
+        pace: AshaConf | PbtConf | None,
     ) -> None:
-        self.turn, self._num_ranks = turn, num_ranks
+        self.turn, self._made, self._num_ranks = turn, made, num_ranks
         self._objective, self._pace = objective, pace
         self._next_rung = next_decision(0, pace)
-        self._arrived: dict[int, dict[int, Report]] = {}
+        self._arrived: dict[int, dict[int, RankReport]] = {}
         self._reports: list[Report] = []
-        self._taken = self._num_reports = 0
+        self._taken = self._num_reports = self._num_arrived = 0
         self._pulses: dict[int, RankPulse] = {}
         self._ended: dict[int, TurnEnded] = {}
         self._preemption: str | None = None
@@ -54,9 +61,14 @@ class RunningTurn:
         return self.turn.spec
 
     @property
-    def is_over(self) -> bool:
+    def have_all_left(self) -> bool:
         """Whether every rank has left it."""
         return len(self._ended) == self._num_ranks
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every rank has left it, and no checkpoint is still to be validated."""
+        return self.have_all_left and not self._made.is_validating
 
     @property
     def has_failed(self) -> bool:
@@ -92,12 +104,16 @@ class RunningTurn:
         return now - before
 
     def _arrive(self, rank: int, message: RankReport) -> None:
-        self._arrived.setdefault(message.index, {})[rank] = message.report
-        while len(of_ranks := self._arrived.get(self._num_reports + 1, {})) == self._num_ranks:
-            del self._arrived[self._num_reports + 1]
-            uris = (of_ranks[rank].checkpoint for rank in sorted(of_ranks))
-            checkpoint = next((uri for uri in uris if uri is not None), None)
-            self._take(replace(of_ranks[0], checkpoint=checkpoint))
+        self._arrived.setdefault(message.index, {})[rank] = message
+        while len(self._arrived.get(self._num_arrived + 1, {})) == self._num_ranks:
+            self._num_arrived += 1
+            self._made.add(self._arrived.pop(self._num_arrived))
+        self.take_validated()
+
+    def take_validated(self) -> None:
+        """Take the reports whose checkpoints need no validation, or have it now."""
+        for report in self._made.take():
+            self._take(report)
 
     def _take(self, report: Report) -> None:
         self._reports.append(report)
@@ -134,7 +150,7 @@ class RunningTurn:
         if self.is_over and self.has_failed:
             for _, of_ranks in sorted(self._arrived.items()):
                 if 0 in of_ranks:
-                    self._take(replace(of_ranks[0], checkpoint=None))
+                    self._take(replace(of_ranks[0].report, checkpoint=None))
             self._arrived.clear()
         reports, self._reports = self._reports, []
         self._taken = self._num_reports
@@ -153,15 +169,29 @@ class RunningTurn:
             self.stop(_PREEMPTION_GRACE_S)
 
     def give_up(self) -> None:
-        """Ranks that were to leave did not: they count as stopped."""
+        """Ranks that were to leave did not, or checkpoints are not validated: it counts as stopped.
+
+        What was not validated in time is dropped: an attempt that goes on makes it again.
+        """
+        is_undone = self._made.is_validating
+        self.forget()
         for rank in range(self._num_ranks):
-            left = TurnEnded(self.turn.index, rank, Ending.STOPPED)
-            self._ended.setdefault(rank, left)
+            ended = self._ended.get(rank)
+            if ended is None or (is_undone and ended.ending is Ending.RETURNED):
+                self._ended[rank] = TurnEnded(self.turn.index, rank, Ending.STOPPED)
+
+    def forget(self) -> None:
+        """Nobody will learn of its end: validations are cancelled."""
+        self._made.cancel()
 
     def fail(self, fault: Fault, error: str) -> None:
         """End it for all ranks, whatever they do."""
         for rank in range(self._num_ranks):
             self._ended[rank] = TurnEnded(self.turn.index, rank, Ending.FAILED, None, error, fault)
+
+    def checkpoints(self) -> TurnCheckpoints:
+        """The checkpoints that it has reported, for a rank that asks."""
+        return self._made.checkpoints(is_stopping=self.is_stopping)
 
     # --- how it ends ----------------------------------------------------------------------------
 

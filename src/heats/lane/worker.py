@@ -8,10 +8,11 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from heats.config import DataConf, ValidationConf
 from heats.errors import TrialStoppedError
 from heats.lane.health import fault_of
 from heats.lane.mailbox import Address, RankMailbox
@@ -47,6 +48,9 @@ class WorkerSettings:
     tracking_uri: str
     system_interval_s: float | None
     max_memory_growth_mib: float
+    validation: ValidationConf = field(default_factory=ValidationConf)
+    data: DataConf = field(default_factory=DataConf)
+    sweep_id: str = ""
 
 
 def serve_turns(settings: dict[str, WorkerSettings]) -> None:
@@ -101,7 +105,7 @@ def _serve(
         os.environ["MLFLOW_RUN_ID"] = spec.run_id
     with output_to(log_path(spec.job_dir, rank)), _sampled(turn, rank, own, mailbox):
         try:
-            with pulse.turn(turn.index), turn_context(turn, mailbox, pulse):
+            with pulse.turn(turn.index), turn_context(turn, mailbox, pulse, own):
                 returned = run_task(function, spec.config, job_dir=spec.job_dir, is_chief=rank == 0)
                 ended = replace(ended, returned=returned)
         except TrialStoppedError:

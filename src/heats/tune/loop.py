@@ -53,6 +53,7 @@ def run_trials(
     """
     from ray import tune
 
+    from heats.lane.datasets import shared_datasets
     from heats.lane.deaths import memory_kills_are_deaths
     from heats.lane.idle import IdleLanes, install, resources_of
     from heats.lane.pool import LanePool
@@ -74,7 +75,10 @@ def run_trials(
         free_reservations_soon(settings.sweep_id)
 
     trainable = tune.with_resources(LaneTrainable, lambda own: resources_of(own["spec"].shape))
-    with tempfile.TemporaryDirectory(prefix="heats-tune-", ignore_cleanup_errors=True) as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix="heats-tune-", ignore_cleanup_errors=True) as folder,
+        shared_datasets(settings),
+    ):
         tuner = tune.Tuner(
             trainable,
             tune_config=tune.TuneConfig(

@@ -7,12 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
-from tests.fakes import fake_spec
+from tests.fakes import FakeValidator, fake_spec
 
 from heats.config import AshaConf, Direction, LaneConf
 from heats.lane.lane import Lane, LaneSettings
 from heats.lane.mailbox import RankMailbox
 from heats.lane.messages import (
+    CheckpointsRequest,
     RankBroken,
     RankPreempted,
     RankPulse,
@@ -20,10 +21,12 @@ from heats.lane.messages import (
     RankReport,
     RankSample,
     RankStarting,
+    TurnCheckpoints,
     TurnEnded,
     VerdictRequest,
 )
 from heats.lane.task import TaskRef
+from heats.lane.validation import VALIDATED, Validated, ValidationTask
 from heats.trial import Ending, Fault, LaneShape, Objective, Outcome, Report, TrialSpec, Verdict
 
 if TYPE_CHECKING:
@@ -83,6 +86,10 @@ class Rank:
         self.makes_report()
         return self.asks(VerdictRequest(self.turn.index, self.index))
 
+    def asks_for_checkpoints(self) -> TurnCheckpoints:
+        assert self.turn is not None
+        return self._mailbox.ask(CheckpointsRequest(self.turn.index))
+
     def asks(self, request: VerdictRequest) -> Verdict:
         return self._mailbox.ask(request)
 
@@ -133,6 +140,7 @@ class Lanes:
 
     def __init__(self) -> None:
         self.group = Group()
+        self.validator = FakeValidator()
         self._lanes: list[Lane] = []
 
     def empty(self, num_ranks: int = 1, *, asha: AshaConf | None = None, **conf: Any) -> Lane:
@@ -149,7 +157,8 @@ class Lanes:
             seed=0,
             system_interval_s=None,
         )
-        self._lanes.append(Lane(settings, LaneShape(num_ranks, False, {"CPU": 1.0}), self.group))
+        shape = LaneShape(num_ranks, False, {"CPU": 1.0})
+        self._lanes.append(Lane(settings, shape, self.group, self.validator))
         return self._lanes[-1]
 
     def with_ranks(self, num_ranks: int = 1, **options: Any) -> tuple[Lane, list[Rank]]:
@@ -693,3 +702,66 @@ def test_loss_says_what_a_rank_died_of_once_it_is_known(lanes: Lanes) -> None:
     lane.close(is_broken=True)
     assert lane.loss is not None
     assert lane.loss.fault is Fault.oom_killed
+
+
+# --- checkpoints that are validated -------------------------------------------------------------
+
+
+def reports_to_be_validated(rank: Rank, checkpoint: str) -> None:
+    assert rank.turn is not None
+    rank.index += 1
+    report = Report(0.0, {"epoch": rank.index, "loss": 0.5}, checkpoint)
+    task = ValidationTask(b"", (), None, {}, "validation.log")
+    rank.says(RankReport(rank.turn.index, rank.index, report, b"", task))
+
+
+def test_turn_is_over_when_its_checkpoints_are_validated(lanes: Lanes) -> None:
+    lane, (rank,) = lanes.in_turn()
+    reports_to_be_validated(rank, "a")
+    rank.ends(returned=1.0)
+    rank.dies()  # Its lane may be lost: the trial is not.
+    until = time.monotonic() + LONG_S
+    while not lanes.validator.began and time.monotonic() < until:
+        assert lane.gather() == ([], None)
+    lanes.validator.ends("a", Validated(VALIDATED, {"valid": 0.25}))
+    reports, outcome = gather(lane)
+    assert [report.metrics["valid"] for report in reports] == [0.25]
+    assert outcome == Outcome(RETURNED, returned=1.0)
+
+
+def test_rung_is_judged_by_validated_metrics(lanes: Lanes) -> None:
+    lane, (rank,) = lanes.in_turn(asha=AshaConf(max_resource=9))
+    reports_to_be_validated(rank, "a")
+    lanes.validator.ends("a", Validated(VALIDATED, {"loss": 0.1}))
+    assert losses(gather(lane)[0]) == [0.1]
+    stopped = lane_stop(lane)
+    assert rank.reports().result(LONG_S) is STOP
+    rank.ends(STOPPED)
+    assert stopped.result(LONG_S)
+
+
+def test_trial_that_is_to_leave_is_not_done_without_its_validations(lanes: Lanes) -> None:
+    lane, (rank,) = lanes.in_turn(stop_grace_s=0.1)
+    rank.makes_report(0.6)
+    reports_to_be_validated(rank, "a")
+    rank.ends(returned=1.0)
+    reports, outcome = gather(lane)
+    assert losses(reports) == [0.6]
+    assert outcome is None
+    lane.request_stop()
+    assert gather(lane) == ([], Outcome(STOPPED))
+    assert lane.is_usable
+
+
+def test_rank_is_told_what_its_turn_has_reported(lanes: Lanes) -> None:
+    lane, (rank,) = lanes.in_turn()
+    rank.makes_report(0.6, checkpoint="a")
+    reports_to_be_validated(rank, "b")
+    told = rank.asks_for_checkpoints()
+    assert [(each.uri, each.status) for each in told.checkpoints] == [
+        ("a", "COMMITTED"),
+        ("b", "PENDING_VALIDATION"),
+    ]
+    assert (told.num_reports, told.is_validating, told.is_stopping) == (2, True, False)
+    lane.request_stop()
+    assert rank.asks_for_checkpoints().is_stopping
