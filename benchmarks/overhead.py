@@ -1,7 +1,7 @@
-"""Seconds per further trivial trial, and microseconds per report, beside plain Ray.
+"""Milliseconds per further trivial trial, and microseconds per report, beside plain Ray.
 
 The cost of one more trial is the slope of whole-command time over the number of trials, so what a
-start costs once does not count; the time between the first and the last trial's end checks it.
+start costs once does not count; the times between successive ends of trials say how it is spread.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to measure: numbers of trials (`cold` of the slow peer) and of reports."""
+    """What to measure: numbers of trials (`cold` of the slow peer), of workers and of reports."""
 
     trials: list[int]
+    workers: list[int]
     cold: list[int]
     repeats: int
     peers: bool
@@ -59,14 +60,17 @@ class Options:
 # --- one run ----------------------------------------------------------------------------------
 
 
-def run_heats(count: int, folder: Path) -> tuple[Timed, list[float]]:
-    """A sweep of the shipped app: TPE, MLflow and system metrics on, every trial to its end."""
-    timed = run_timed(
-        _sweep("lr=tag(log,interval(1e-4,1e-1))", f"n_trials={count}"),
-        folder,
-    )
-    trials = read_sweep(folder / "mlruns" / "sweeps" / STUDY).trials.values()
-    return timed, sorted(trial.ended_s for trial in trials if trial.ended_s is not None)
+def run_heats(num_workers: int) -> Callable[[int, Path], tuple[Timed, list[float]]]:
+    """Runs a sweep of the shipped app: TPE, MLflow, system metrics, every trial to its end."""
+    space = "lr=tag(log,interval(1e-4,1e-1))"
+
+    def run(count: int, folder: Path) -> tuple[Timed, list[float]]:
+        own = (space, f"n_trials={count}", f"scaling.num_workers={num_workers}")
+        timed = run_timed(_sweep(*own), folder)
+        trials = read_sweep(folder / "mlruns" / "sweeps" / STUDY).trials.values()
+        return timed, sorted(trial.ended_s for trial in trials if trial.ended_s is not None)
+
+    return run
 
 
 def run_stock(program: str) -> Callable[[int, Path], tuple[Timed, list[float]]]:
@@ -125,15 +129,14 @@ def measure_trials(contenders: list[Contender], repeats: int, console: Console) 
                     repeat=repeat,
                     num_trials=count,
                     wall_s=timed.wall_s,
-                    first_end_s=ends[0] - timed.began_s,
-                    last_end_s=ends[-1] - timed.began_s,
+                    ends_s=[round(end - timed.began_s, 4) for end in ends],
                     load=timed.load,
                     others_cpu=timed.others_cpu,
                 )
                 runs.append(run)
                 console.print(
                     f"{contender.label}, {count} trials: {run.wall_s:.1f} s, the first done after "
-                    f"{run.first_end_s:.1f} s (before: load {run.load:.1f}, others used "
+                    f"{run.ends_s[0]:.1f} s (before: load {run.load:.1f}, others used "
                     f"{run.others_cpu:.0%} of the CPUs)",
                     highlight=False,
                 )
@@ -160,7 +163,7 @@ def slopes_of(runs: list[Run]) -> dict[str, dict[str, Slope]]:
         own = [run for run in runs if run.contender == name]
         result[name] = {
             "wall": slope([(r.repeat, r.num_trials, r.wall_s) for r in own]),
-            "ends": slope([(r.repeat, r.num_trials, r.last_end_s - r.first_end_s) for r in own]),
+            "ends": slope([(r.repeat, r.num_trials, r.ends_s[-1] - r.ends_s[0]) for r in own]),
         }
     return result
 
@@ -168,25 +171,43 @@ def slopes_of(runs: list[Run]) -> dict[str, dict[str, Slope]]:
 # --- showing ----------------------------------------------------------------------------------
 
 
+def gaps_of(runs: list[Run]) -> dict[str, list[float]]:
+    """Seconds between successive ends of trials, in each contender's runs with most trials."""
+    result: dict[str, list[float]] = {}
+    for name in dict.fromkeys(run.contender for run in runs):
+        own = [run for run in runs if run.contender == name]
+        most = max(run.num_trials for run in own)
+        result[name] = [gap for run in own if run.num_trials == most for gap in run.gaps_s]
+    return result
+
+
 def trials_table(contenders: list[Contender], runs: list[Run]) -> Table:
     """What one more trial costs, and what the first one waits for."""
-    slopes = slopes_of(runs)
-    table = Table(title="One more trial of 5 reports, no training", title_justify="left")
+    slopes, gaps = slopes_of(runs), gaps_of(runs)
+    table = Table(
+        title="One more trial of 5 reports, no training, in ms",
+        title_justify="left",
+        caption="whole command: slope of its time over the number of trials. between ends: from one"
+        " trial's end to the next one's, whichever lane it ran in, in the runs with most trials.",
+        caption_justify="left",
+    )
     table.add_column("")
-    for column in ("s per further trial", "spread", "between ends", "first trial done", "x heats"):
+    for column in ("whole command", "spread", "between ends: median", "p99", "x heats", "first, s"):
         table.add_column(column, justify="right")
     for contender in contenders:
-        own = slopes[contender.name]
-        wall, ends = own["wall"], own["ends"]
-        starts = [run.first_end_s for run in runs if run.contender == contender.name]
-        ratio = wall.fitted / slopes["heats"]["wall"].fitted
+        wall, own_gaps = slopes[contender.name]["wall"], gaps[contender.name]
+        starts = [run.ends_s[0] for run in runs if run.contender == contender.name]
+        ratio = wall.fitted / slopes[contenders[0].name]["wall"].fitted
         table.add_row(
             f"{contender.label}\n({', '.join(map(str, contender.counts))} trials)",
-            f"{wall.fitted:.3f}",
-            f"{wall.low:.3f} to {wall.high:.3f}" if wall.low < wall.high else "one pair",
-            f"{ends.fitted:.3f}",
-            f"{median(starts):.1f} s ({min(starts):.1f} to {max(starts):.1f})",
-            f"{ratio:.1f}",
+            f"{1e3 * wall.fitted:,.1f}",
+            f"{1e3 * wall.low:,.1f} to {1e3 * wall.high:,.1f}"
+            if wall.low < wall.high
+            else "one pair",
+            f"{1e3 * median(own_gaps):,.1f}",
+            f"{1e3 * _p99(own_gaps):,.1f}",
+            f"{ratio:,.1f}",
+            f"{median(starts):.1f} ({min(starts):.1f} to {max(starts):.1f})",
         )
     return table
 
@@ -222,7 +243,15 @@ def main(arguments: list[str]) -> None:
     """Measure, show two tables, and write a file to `benchmarks/results/`."""
     options, is_quick = _options(arguments)
     console = Console(width=None if sys.stdout.isatty() else 120)
-    contenders = [Contender("heats", "heats lanes", options.trials, run_heats)]
+    contenders = [
+        Contender(
+            "heats" if num_workers == 1 else f"heats-{num_workers}",
+            f"heats, {num_workers} worker{'s' * (num_workers > 1)} a trial",
+            options.trials,
+            run_heats(num_workers),
+        )
+        for num_workers in options.workers
+    ]
     if options.peers:
         contenders += [
             Contender(
@@ -239,7 +268,7 @@ def main(arguments: list[str]) -> None:
     console.print(reports_table(reports))
     console.print(
         f"{_spread_note(options.repeats)} {machine['cpus']} CPUs ({machine['cpu']}), so "
-        f"{machine['cpus']} trials at once everywhere. Before the runs the load was "
+        f"{machine['cpus']} trials of one worker at once. Before the runs the load was "
         f"{min(loads):.1f} to {max(loads):.1f} and others used {mean(others):.0%} of the CPUs.",
         highlight=False,
     )
@@ -261,6 +290,15 @@ def main(arguments: list[str]) -> None:
             name: {kind: dataclasses.asdict(each) for kind, each in own.items()}
             for name, own in slopes_of(runs).items()
         },
+        "gap_ms": {
+            name: {
+                "count": len(gaps),
+                "median": round(1e3 * median(gaps), 2),
+                "p99": round(1e3 * _p99(gaps), 2),
+                "largest": round(1e3 * max(gaps), 2),
+            }
+            for name, gaps in gaps_of(runs).items()
+        },
         "report_us": {
             name: {
                 "count": len(seconds),
@@ -278,17 +316,22 @@ def main(arguments: list[str]) -> None:
 
 
 def _to_json(result: dict[str, Any]) -> str:
-    """JSON with the long list of reports on one line each."""
-    reports = result.pop("report_s")
+    """JSON with each run, and each long list of reports, on one line."""
+    runs, reports = result.pop("runs"), result.pop("report_s")
     text = json.dumps(result, indent=2)
+    run_lines = ",\n".join(f"    {json.dumps(run)}" for run in runs)
     lines = ",\n".join(f"    {json.dumps(name)}: {json.dumps(s)}" for name, s in reports.items())
-    return f'{text[:-2]},\n  "report_s": {{\n{lines}\n  }}\n}}\n'
+    parts = [text[:-2], f'  "runs": [\n{run_lines}\n  ]', f'  "report_s": {{\n{lines}\n  }}']
+    return ",\n".join(parts) + "\n}\n"
 
 
 def _options(arguments: list[str]) -> tuple[Options, bool]:
     parser = argparse.ArgumentParser("python -m benchmarks overhead", description=__doc__)
     counts: dict[str, Any] = {"type": _counts, "metavar": "N,N,..."}
-    parser.add_argument("--trials", **counts, help="numbers of trials (default: 10,40,160)")
+    parser.add_argument("--trials", **counts, help="numbers of trials (default: 10,40,160,640)")
+    parser.add_argument(
+        "--workers", type=_workers, metavar="N,...", help="workers of a trial (default: 1,2)"
+    )
     parser.add_argument("--cold-trials", **counts, help="same for Tune + TorchTrainer (2,6)")
     parser.add_argument("--repeats", type=int, default=1, help="runs of each (default: 1)")
     parser.add_argument("--peers", action=argparse.BooleanOptionalAction, default=True)
@@ -296,7 +339,8 @@ def _options(arguments: list[str]) -> tuple[Options, bool]:
     told = parser.parse_args(arguments)
     is_quick: bool = told.quick
     options = Options(
-        trials=told.trials or ([4, 12] if is_quick else [10, 40, 160]),
+        trials=told.trials or ([4, 12] if is_quick else [10, 40, 160, 640]),
+        workers=told.workers or ([1] if is_quick else [1, 2]),
         cold=told.cold_trials or ([1, 3] if is_quick else [2, 6]),
         repeats=max(1, told.repeats),
         peers=told.peers,
@@ -316,3 +360,15 @@ def _counts(text: str) -> list[int]:
         msg = f"{text!r} is not two or more different numbers, such as 10,40"
         raise argparse.ArgumentTypeError(msg)
     return counts
+
+
+def _workers(text: str) -> list[int]:
+    """Different numbers of workers, smallest first."""
+    try:
+        numbers = sorted({int(each) for each in text.split(",")})
+    except ValueError:
+        numbers = []
+    if not numbers or numbers[0] < 1:
+        msg = f"{text!r} is not one or more numbers, such as 1,2"
+        raise argparse.ArgumentTypeError(msg)
+    return numbers

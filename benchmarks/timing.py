@@ -28,18 +28,22 @@ OUTPUT = "output.txt"
 class Run:
     """One run of a program with so many trials.
 
-    `first_end_s` and `last_end_s` are when its first and last trial ended, in seconds since the
-    command started; `load` and `others_cpu` are the machine's state just before.
+    `ends_s` are when its trials ended, in order and in seconds since the command started; `load`
+    and `others_cpu` are the machine's state just before.
     """
 
     contender: str
     repeat: int
     num_trials: int
     wall_s: float
-    first_end_s: float
-    last_end_s: float
+    ends_s: list[float]
     load: float
     others_cpu: float
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """Seconds between successive ends of trials."""
+        return [later - earlier for earlier, later in pairwise(self.ends_s)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from heats.config import unknown_name
 from heats.errors import ConfigError
+from heats.grammar import remember_interpolations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -56,6 +57,7 @@ class Composer:
         Raises:
             ConfigError: A fixed override cannot be read.
         """
+        remember_interpolations()
         self._loader = config_loader
         self._master = master_config
         self._bases: dict[_BaseKey, _Base] = {}

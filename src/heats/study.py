@@ -13,6 +13,7 @@ import logging
 import math
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import optuna
@@ -313,7 +314,8 @@ def _sampler_for(
         base = seed if base is None else base
         if target in STATELESS_SAMPLERS and not build.keywords.get("group"):  # Groups are a state.
             _quietly(build, seed=base)  # Wrong arguments come to light now.
-            return lambda number: _quietly(build, seed=_trial_seed(base, number))
+            plain = partial(target, *build.args, **build.keywords)  # Hydra's own checks each time.
+            return lambda number: _quietly(plain, seed=_trial_seed(base, number))
         takes_seed = "seed" in inspect.signature(target).parameters
         sampler = _quietly(build, seed=base) if takes_seed else _quietly(build)
     except ConfigError:

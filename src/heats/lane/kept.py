@@ -7,8 +7,10 @@ words for people. What no class here covers is listed in docs/architecture.md.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import logging
+import math
 import multiprocessing
 import os
 import signal
@@ -39,6 +41,10 @@ _SHARED_CHILDREN = (
     "multiprocessing.forkserver",
 )
 """Children that libraries start once for a process and go on using."""
+
+
+_TRIM_MIB = 4.0
+"""Growth of a process at which its allocator is asked to give free memory back, in MiB."""
 
 
 class Kept(Protocol):
@@ -256,13 +262,14 @@ class Memory:
     def __init__(self, max_growth_mib: float) -> None:
         self._max_growth_mib = max_growth_mib
         self._first: dict[str, float] = {}
+        self._trimmed_mib = math.inf
 
     def restore(self) -> Iterator[str]:
         """Free what is free."""
         gc.collect()
         if not self._first:
             gc.freeze()  # What was imported stays; from now on only what is new is looked through.
-        used = {"host": psutil.Process().memory_info().rss / _MIB}
+        used = {"host": self._host_mib()}
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.empty_cache()
             used["GPU"] = torch.cuda.memory_allocated() / _MIB
@@ -274,8 +281,29 @@ class Memory:
                     f" first trial (lane.max_memory_growth_mib={self._max_growth_mib:g})"
                 )
 
+    def _host_mib(self) -> float:
+        """Resident memory, without much that is free.
+
+        glibc gives back what is free at the end of a heap only. A train function's tensors come and
+        go in the heap of its thread, small things that stay come between, and so it would grow with
+        every turn (0.1 MiB for a small network).
+        """
+        process = psutil.Process()
+        used_mib = float(process.memory_info().rss / _MIB)
+        if used_mib - self._trimmed_mib > _TRIM_MIB:
+            _trim()
+            used_mib = float(process.memory_info().rss / _MIB)
+            self._trimmed_mib = used_mib
+        self._trimmed_mib = min(self._trimmed_mib, used_mib)
+        return used_mib
+
 
 # --- helpers ------------------------------------------------------------------------------------
+
+
+def _trim() -> None:
+    with contextlib.suppress(AttributeError):  # Other C libraries do not have it.
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _loggers() -> Iterator[logging.Logger]:

@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from heats.errors import ConfigError
+from heats.grammar import remember_interpolations
 from heats.lane.files import save_config
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class TaskRef:
         """
         from hydra.utils import get_method
 
+        remember_interpolations()
         function = self._loaded()
         if self.wrapper is None:
             return function

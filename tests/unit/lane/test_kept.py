@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import multiprocessing
 import signal
@@ -262,3 +263,18 @@ def test_memory_that_a_later_turn_leaves_is_named() -> None:
     assert "host memory more than after its first trial" in reason
     left.clear()
     assert restored(state) == []
+
+
+def test_memory_that_is_free_between_what_stays_is_given_back() -> None:
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    size, num_blocks = 64 * 1024, 3200  # 200 MiB, each block too small to be mapped on its own.
+    state = Memory(max_growth_mib=50)
+    assert list(state.restore()) == []
+    blocks = [ctypes.c_void_p(libc.malloc(size)) for _ in range(num_blocks)]
+    for block in blocks:
+        ctypes.memset(block, 1, size)
+    for block in blocks[:-1]:
+        libc.free(block)  # The last one stays, at the end of the heap.
+    assert list(state.restore()) == []
+    libc.free(blocks[-1])
