@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -98,7 +99,10 @@ def _train(cfg: Probe) -> None:
         if cfg.case is Case.slow:
             time.sleep(0.5)
             if cfg.x == 0 and epoch == cfg.epochs:
-                _wait_for(Path(cfg.folder, "epochs-1-0"))
+                _wait_until(Path(cfg.folder, "epochs-1-0").exists)
+            if cfg.x == 1 and epoch == 3 and start == 0:
+                _wait_until(lambda: ray.train.get_preemption_info() is not None)
+                time.sleep(4)  # The lane learns of it in this step.
         if cfg.case is Case.hangs and cfg.x == 1 and epoch == 3:
             Path(cfg.folder, "hanging").write_text(str(os.getpid()))
             time.sleep(600)
@@ -131,9 +135,9 @@ def _train(cfg: Probe) -> None:
                 print("not stopped by", exc)  # noqa: T201
 
 
-def _wait_for(path: Path) -> None:
+def _wait_until(holds: Callable[[], bool]) -> None:
     deadline_s = time.monotonic() + 120
-    while not path.exists() and time.monotonic() < deadline_s:
+    while not holds() and time.monotonic() < deadline_s:
         time.sleep(0.2)
 
 

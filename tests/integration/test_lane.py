@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import ray
 from omegaconf import OmegaConf
 
 from heats.record import SweepRecord
@@ -239,6 +240,11 @@ def test_lanes_follow_a_cluster_that_grows_and_shrinks(
         with start_node(ray_cluster, tmp_path / "node.log") as node:
             try:
                 wait_for_trials(2)
+                drain(ray_cluster, node_with(cpus=3))
+                watched = time.monotonic() + 120
+                while not (tmp_path / "probes" / "epochs-2-0").exists():
+                    assert time.monotonic() < watched
+                    time.sleep(0.2)
             finally:
                 node.send_signal(signal.SIGINT)
 
@@ -251,6 +257,7 @@ def test_lanes_follow_a_cluster_that_grows_and_shrinks(
             "hydra.sweeper.scheduler=none",
             "hydra.sweeper.scaling.resources_per_worker={CPU:3}",
             "hydra.sweeper.cluster.num_cpus=4",
+            "hydra.sweeper.lane.max_retries=0",
         )
         watching.result()
     trials = [record.trials[number] for number in range(3)]
@@ -260,6 +267,18 @@ def test_lanes_follow_a_cluster_that_grows_and_shrinks(
     assert [trial.attempts for trial in trials] == [1, 2, 1], "the one on the node that left"
     for trial in trials:
         assert [report.resource for report in trial.reports] == list(range(1, 7))
+
+
+def node_with(cpus: int) -> str:
+    (node,) = [each for each in ray.nodes() if each["Resources"].get("CPU") == cpus]
+    return str(node["NodeID"])
+
+
+def drain(address: str, node_id: str) -> None:
+    """Tell the cluster that a node goes away, as a spot market's watcher does."""
+    command = ["ray", "drain-node", f"--address={address}", f"--node-id={node_id}"]
+    reason = ["--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=spot"]
+    subprocess.run([*command, *reason, "--deadline-remaining-seconds=120"], check=True)
 
 
 def start_node(address: str, log: Path) -> subprocess.Popen[bytes]:

@@ -28,11 +28,16 @@ from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.train.torch import config as torch_config
 from ray.train.v2._internal.execution import collective_impl, train_fn_utils
 from ray.train.v2._internal.execution import context as train_context
+from ray.train.v2._internal.execution.preemption import PreemptionWatcher
 from ray.train.v2._internal.execution.storage import StorageContext
 from ray.train.v2._internal.execution.training_report import _TrainingReport
 from ray.train.v2._internal.execution.worker_group import state as worker_group_state
 from ray.train.v2._internal.execution.worker_group import thread_runner, worker, worker_group
 from ray.train.v2.api import reported_checkpoint
+from ray.tune.execution.tune_controller import TuneController
+from ray.tune.schedulers import PopulationBasedTraining
+from ray.tune.schedulers.pb2 import PB2
+from ray.tune.utils.object_cache import _ObjectCache
 
 from heats import cluster
 from heats.config import ValidationConf
@@ -94,6 +99,7 @@ LOCAL = f"{UTILS}.LocalTrainFnUtils"
 INLINE = "src/heats/lane/inline_context.py"
 TUNE = "src/heats/lane/trainable.py"
 
+PREEMPTION, IDLE = "src/heats/lane/preemption.py", "src/heats/lane/idle.py"
 PRIVATE: dict[str, tuple[str, str]] = {
     TRAIN_CONTEXT: ("every turn has one of its own", CONTEXT),
     f"{TRAIN_CONTEXT}.report": ("a turn ends at a report", CONTEXT),
@@ -172,6 +178,28 @@ PRIVATE: dict[str, tuple[str, str]] = {
     "ray.tune.execution.tune_controller.TuneController._trial_task_failure": (
         "a lane that died then is noticed",
         TUNE,
+    ),
+    f"{V2}.execution.callback.WorkerGroupCallback": ("lanes learn of preemption", PREEMPTION),
+    f"{V2}.execution.callback.WorkerGroupCallback.after_worker_group_start": (
+        "workers begin to listen for SIGTERM",
+        PREEMPTION,
+    ),
+    f"{V2}.execution.callback.WorkerGroupCallback.before_worker_group_shutdown": (
+        "nobody watches for the dead",
+        PREEMPTION,
+    ),
+    f"{V2}.execution.callback.WorkerGroupCallback.after_worker_group_abort": (
+        "nobody watches for the dead",
+        PREEMPTION,
+    ),
+    f"{V2}.execution.preemption.PreemptionWatcher": ("it runs in the lane's process", PREEMPTION),
+    "ray.tune.utils.object_cache._ObjectCache": ("idle lanes wait in one of ours", IDLE),
+    "ray.tune.utils.object_cache._ObjectCache.cache_object": ("a lane becomes idle", IDLE),
+    "ray.tune.utils.object_cache._ObjectCache.flush_cached_objects": ("lanes are retired", IDLE),
+    "ray.tune.utils.object_cache._ObjectCache.pop_cached_object": ("a lane is used again", IDLE),
+    "ray._private.serialization.OutOfMemoryError": (
+        "a lane that Ray ended for want of memory has died",
+        "src/heats/lane/deaths.py",
     ),
     "ray._private.state.actors": ("what dead lanes reserved is freed", RESERVATION),
     "ray._private.worker.get_dashboard_url": ("a sweep shows it", "src/heats/cluster.py"),
@@ -534,7 +562,7 @@ def in_turn(folder: Path, wire: Wire) -> turn_context:
     mailbox = cast("RankMailbox", wire)
     task = TaskRef("train.py", None)
     own = WorkerSettings(Address("127.0.0.1", 1, b""), task, 0, "sqlite:///mlflow.db", None, 1024.0)
-    return turn_context(Turn(1, spec_in(folder)), mailbox, Pulse(0, mailbox), own)
+    return turn_context(Turn(1, spec_in(folder)), mailbox, Pulse(0, mailbox, lambda: False), own)
 
 
 def report_with_checkpoint(folder: Path, epoch: int, **options: Any) -> None:
@@ -654,3 +682,41 @@ def test_preemption_of_a_worker_is_seen_in_its_turn(worker_context: Any, tmp_pat
             "TrainContext.preemption_context",
             "Ray says there that a worker's node goes away, and get_preemption_info reads it",
         )
+
+
+def test_tunes_controller_keeps_idle_actors_where_heats_puts_its_own() -> None:
+    source = inspect.getsource(TuneController.__init__)
+    what = "TuneController._actor_cache"
+    require("self._actor_cache = _ObjectCache(" in source, what, "idle lanes wait in it", IDLE)
+    cache = _ObjectCache(may_keep_one=True)
+    fields = {"_cached_objects", "_num_cached_objects"}
+    require(fields <= set(vars(cache)), "_ObjectCache's fields", "IdleLanes counts in them", IDLE)
+    wrapped = inspect.getsource(TuneController._wrapped)
+    require("TrialRunnerWrapper(" in wrapped, "TrialRunnerWrapper", "it is unwrapped", IDLE)
+
+
+def test_preemption_watcher_tells_workers_and_can_be_stopped() -> None:
+    expected = ["self", "node_to_ranks", "poll_interval_s", "worker_actors_by_rank"]
+    holds = parameters(PreemptionWatcher.__init__) == expected
+    what = f"PreemptionWatcher({', '.join(expected[1:])})"
+    require(holds, what, "it runs in the lane's process", PREEMPTION)
+    source = inspect.getsource(PreemptionWatcher)
+    holds = "self._stop_event" in source and "mark_preempt" in source
+    require(holds, "PreemptionWatcher._stop_event", "a closed lane stops it", PREEMPTION)
+
+
+POPULATION = "src/heats/tune/population.py"
+
+
+@pytest.mark.parametrize("kind", [PopulationBasedTraining, PB2])
+def test_population_schedulers_decide_and_leave_the_doing_to_one_method(kind: Any) -> None:
+    decides = inspect.getsource(PopulationBasedTraining._checkpoint_or_exploit)
+    what = f"{kind.__name__}._exploit(tune_controller, trial, trial_to_clone)"
+    expected = ["self", "tune_controller", "trial", "trial_to_clone"]
+    holds = parameters(kind._exploit) == expected and "self._exploit(" in decides
+    require(holds, what, "an exploit is noted, not done", POPULATION)
+    holds = parameters(kind._get_new_config) == ["self", "trial", "trial_to_clone"]
+    require(holds, f"{kind.__name__}._get_new_config", "it gives the new values", POPULATION)
+    expected = ["self", "state", "time", "result", "trial"]
+    holds = parameters(kind._save_trial_state) == expected
+    require(holds, f"{kind.__name__}._save_trial_state", "a resumed one recalls", POPULATION)

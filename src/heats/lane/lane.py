@@ -251,7 +251,7 @@ class Lane:
                 case RankBroken():
                     self._lose(message.fault, f"rank {rank} cannot serve: {message.error}")
                 case RankPreempted():
-                    self._preempt(f"rank {rank} was told that its node is going away (SIGTERM)")
+                    self._preempt(f"rank {rank} was told that its node is going away")
                 case RankPulse() if message.turn == 0:
                     self._places[rank] = message.place
                 case VerdictRequest():

@@ -35,7 +35,7 @@ class RankBroken:
 
 @dataclass(frozen=True, slots=True)
 class RankPreempted:
-    """A rank was sent SIGTERM: it will soon be gone."""
+    """A rank was sent SIGTERM, or its node is drained: it will soon be gone."""
 
     rank: int
 

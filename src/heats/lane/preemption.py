@@ -8,19 +8,61 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING, Any
 
+from ray.train.v2._internal.execution import context as train_context
 from ray.train.v2._internal.execution.callback import WorkerGroupCallback
+from ray.train.v2._internal.execution.preemption import PreemptionWatcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
+_POLL_S = 3.0
+"""How often a lane asks whether a node of its workers is drained, in seconds."""
+
 
 class PreemptionCallback(WorkerGroupCallback):
-    """Has the workers of a Ray Train run listen for SIGTERM, from their main threads."""
+    """Has the workers of a Ray Train run learn of SIGTERM, and of their node being drained.
+
+    Ray watches for the latter in a process for each run; here it does so in the lane's own.
+    """
+
+    def __init__(self) -> None:
+        self._watcher: PreemptionWatcher | None = None
 
     def after_worker_group_start(self, worker_group: Any) -> None:
-        """Only a main thread may: turns are served in another."""
-        worker_group.execute(_listen)
+        """Begin."""
+        worker_group.execute(_listen)  # Only a main thread may: turns are served in another.
+        workers = worker_group.get_workers()
+        ranks: dict[str, list[int]] = {}
+        for each in workers:
+            ranks.setdefault(each.metadata.node_id, []).append(each.distributed_context.world_rank)
+        self._watcher = PreemptionWatcher(
+            node_to_ranks=ranks,
+            poll_interval_s=_POLL_S,
+            worker_actors_by_rank={
+                each.distributed_context.world_rank: each.actor for each in workers
+            },
+        )
+
+    def before_worker_group_shutdown(self, worker_group: Any) -> None:
+        """Stop."""
+        del worker_group
+        self._stop()
+
+    def after_worker_group_abort(self, worker_group_context: Any) -> None:
+        """Stop."""
+        del worker_group_context
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._watcher is not None:
+            self._watcher._stop_event.set()
+
+
+def is_preempted() -> bool:
+    """Whether this worker was told that a node of its group is drained."""
+    info = train_context.get_train_context().preemption_context.preemption_info
+    return info is not None
 
 
 def on_preemption(tell: Callable[[], None]) -> None:

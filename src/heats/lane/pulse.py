@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import psutil
 
 from heats.lane.kept import has_children, is_user_file
-from heats.lane.messages import RankPulse
+from heats.lane.messages import RankPreempted, RankPulse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
     from heats.lane.mailbox import RankMailbox
@@ -29,10 +29,14 @@ _MIN_CPU_SHARE = 0.05
 
 
 class Pulse:
-    """Sends a `RankPulse` every two seconds of a turn, from a thread of its own."""
+    """Sends a `RankPulse` every two seconds of a turn, from a thread of its own.
 
-    def __init__(self, rank: int, mailbox: RankMailbox) -> None:
+    `is_preempted` says whether this rank's node goes away; that is sent once.
+    """
+
+    def __init__(self, rank: int, mailbox: RankMailbox, is_preempted: Callable[[], bool]) -> None:
         self._rank, self._mailbox = rank, mailbox
+        self._is_preempted = is_preempted
         self._process = psutil.Process()
         self._turn: int | None = None
         self._in_report = False
@@ -68,6 +72,7 @@ class Pulse:
         self._moved_s = time.monotonic()
 
     def _run(self) -> None:
+        has_told = False
         while True:
             time.sleep(_EVERY_S)
             turn = self._turn
@@ -75,6 +80,9 @@ class Pulse:
                 continue
             try:
                 self._beat(turn)
+                if not has_told and self._is_preempted():
+                    self._mailbox.send(RankPreempted(self._rank))
+                    has_told = True
             except OSError:
                 return  # The lane is gone, and so will be this rank.
             except psutil.Error as exc:

@@ -57,7 +57,7 @@ def serve_turns(settings: dict[str, WorkerSettings]) -> None:
     """The train function of a lane's `TorchTrainer` run: serve turns until there are no more."""
     from heats.lane.context import quiet_ray_train, rank_and_world_size
     from heats.lane.output import output_to
-    from heats.lane.preemption import on_preemption
+    from heats.lane.preemption import is_preempted, on_preemption
     from heats.lane.pulse import Pulse
     from heats.lane.reset import RankState
 
@@ -67,7 +67,7 @@ def serve_turns(settings: dict[str, WorkerSettings]) -> None:
     mailbox.send(RankStarting(rank))
     on_preemption(lambda: mailbox.send(RankPreempted(rank)))
     quiet_ray_train()
-    pulse = Pulse(rank, mailbox)
+    pulse = Pulse(rank, mailbox, is_preempted)
     try:
         with pulse.turn(0):
             function = own.task.load()

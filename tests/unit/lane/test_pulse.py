@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from heats.lane import pulse as pulse_module
+from heats.lane.messages import RankPreempted
 from heats.lane.pulse import Pulse
 
 if TYPE_CHECKING:
@@ -36,12 +37,16 @@ def felt(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[RankPulse]]:
     monkeypatch.setattr(pulse_module, "_EVERY_S", 0.5)  # Linux counts CPU time by 10 ms.
 
     def feel(
-        function: Callable[[], object], *, in_report: bool = False, cpu_s: float | None = None
+        function: Callable[[], object],
+        *,
+        in_report: bool = False,
+        cpu_s: float | None = None,
+        is_preempted: bool = False,
     ) -> list[RankPulse]:
         wire = Wire()
         if cpu_s is not None:  # What else the tests' own process does is not to count.
             monkeypatch.setattr(Pulse, "_cpu_s", lambda _: cpu_s)
-        pulse = Pulse(3, cast("RankMailbox", wire))
+        pulse = Pulse(3, cast("RankMailbox", wire), lambda: is_preempted)
 
         def run() -> None:
             with pulse.turn(5):
@@ -61,6 +66,11 @@ def felt(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[RankPulse]]:
         return wire.sent
 
     return feel
+
+
+def test_rank_whose_node_goes_away_says_so_once(felt: Callable[..., list[Any]]) -> None:
+    told = felt(lambda: time.sleep(1.2), is_preempted=True)
+    assert [message for message in told if isinstance(message, RankPreempted)] == [RankPreempted(3)]
 
 
 def sleep() -> None:

@@ -41,7 +41,7 @@ def no_death() -> None:
 
 
 def scheduler(coordinator: FakeCoordinator) -> VerdictScheduler:
-    return VerdictScheduler(coordinator, lambda *_: None, no_death)
+    return VerdictScheduler(coordinator, lambda *_: None, no_death, lambda _: False)
 
 
 def trial(number: int = 3, *, error_file: Path | None = None) -> Any:
@@ -102,7 +102,9 @@ def test_trial_whose_process_died_is_lost_with_the_reason(tmp_path: Path, text: 
         path.write_text(text, encoding="utf-8")
     coordinator = FakeCoordinator([])
     deaths: list[str] = []
-    own = VerdictScheduler(coordinator, lambda *_: None, lambda: deaths.append("lane"))
+    own = VerdictScheduler(
+        coordinator, lambda *_: None, lambda: deaths.append("lane"), lambda _: False
+    )
     own.on_trial_error(TUNE, trial(error_file=path))
     assert deaths == ["lane"]
     ((number, outcome),) = coordinator.ended
@@ -113,3 +115,12 @@ def test_trial_whose_process_died_is_lost_with_the_reason(tmp_path: Path, text: 
 
 def test_tune_has_nothing_to_save() -> None:
     assert scheduler(FakeCoordinator([])).__getstate__() == {}
+
+
+def test_trial_whose_lane_died_before_it_came_is_not_charged() -> None:
+    coordinator = FakeCoordinator([])
+    used = VerdictScheduler(coordinator, lambda *_: None, lambda: None, lambda _: True)
+    used.on_trial_error(TUNE, trial(3))
+    used.on_trial_result(TUNE, trial(4), step([], None))
+    used.on_trial_error(TUNE, trial(4))
+    assert [outcome.fault for _, outcome in coordinator.ended] == [Fault.retired, Fault.lane_died]
