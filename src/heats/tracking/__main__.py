@@ -47,9 +47,9 @@ class _Process:
         self._shipper = Shipper(sweep.sweep_dir, self._runs)
 
     def serve(self) -> None:
-        """Return once the driver said to close, or is gone."""
+        """Return once the driver is gone, or has hung up."""
         driver = os.getppid()
-        making = ThreadPoolExecutor(1)
+        making, closing = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
         # A child that the driver forked may hold the connection open, so its death is no news.
         while os.getppid() == driver:
             if not self._connection.poll(_WATCH_S):
@@ -60,8 +60,7 @@ class _Process:
                 case Ship():
                     self._shipper.start()
                 case Close(timeout_s):
-                    self._send(Closed(self._shipper.close(timeout_s)))
-                    return
+                    closing.submit(self._close, timeout_s)
 
     def _make(self, make: Make) -> None:
         if make.trial is None:
@@ -69,6 +68,9 @@ class _Process:
         else:
             run = self._runs.create_trial(make.trial, make.asked_s)
         self._send(Made(make.trial, run))
+
+    def _close(self, timeout_s: float) -> None:
+        self._send(Closed(self._shipper.close(timeout_s)))
 
     def _send(self, message: object) -> None:
         with suppress(OSError), self._lock:

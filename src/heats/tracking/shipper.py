@@ -31,7 +31,7 @@ CURSOR = "shipped.json"
 LOCK = "shipper.lock"
 
 # How often it looks whether the ledger has grown: fewer, larger batches cost less.
-_GATHER_S = 0.5
+_GATHER_S = 1.0
 _MAX_EVENTS = 2000
 _BACK_OFF_S = 0.5
 _MAX_BACK_OFF_S = 30.0

@@ -30,9 +30,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# How long the driver waits at most for the sweep's run, for a trial's, and beyond the time that the
+# process was given for its end. The process itself gives up sooner, so this is for a stuck one.
 _FIRST_LIMIT_S = 150.0
 _LIMIT_S = 5.0
-"""How long the driver waits for a run at most; the process itself gives up sooner."""
 _EXTRA_S = 1.0
 
 
@@ -112,7 +113,7 @@ class Tracker:
                 [sys.executable, "-P", "-m", "heats.tracking", str(number)],
                 pass_fds=[number],
                 stdin=subprocess.DEVNULL,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, sys.path))},
                 start_new_session=True,  # Ctrl-C is the driver's; this one may finish.
             )
         self._connection = Connection(own.detach())
