@@ -27,6 +27,7 @@ from ray.train.v2.api.reported_checkpoint import ReportedCheckpoint, ReportedChe
 
 from heats.checkpoints import CHECKPOINTS_DIR
 from heats.errors import TrialStoppedError
+from heats.lane.leftovers import TemporaryFolders
 from heats.lane.messages import RankReport, VerdictRequest
 from heats.trial import Report, Verdict, clean_metrics
 
@@ -125,17 +126,26 @@ class TurnContext(TrainContext):
     """Ray's Train context, ending the turn at the report where the verdict is to stop."""
 
     pulse: Pulse
+    last_reported: Checkpoint | None = None
+    """The checkpoint of the report at which the trial was stopped, as user code wrote it."""
 
-    def report(self, *args: Any, **kwargs: Any) -> None:
+    def report(
+        self,
+        metrics: dict[str, Any],
+        checkpoint: Checkpoint | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
         """Report as Ray does, then take the verdict.
 
         Raises:
             TrialStoppedError: The trial is to stop here.
         """
         with self.pulse.report():
-            super().report(*args, **kwargs)
+            super().report(metrics, checkpoint, *args, **kwargs)
         self.execution_context.training_thread_runner.raise_first()
         if self.get_result_queue().verdict(self.report_call_index) is Verdict.STOP:
+            self.last_reported = checkpoint
             raise TrialStoppedError
 
     def _wait_then_report(self, training_report: Any, report_call_index: int) -> None:
@@ -200,6 +210,7 @@ class turn_context:  # noqa: N801 - a context manager, used like a function
         )
         self._context = TurnContext(**fields)
         self._context.pulse = pulse
+        self._temporary = TemporaryFolders()
 
     def __enter__(self) -> TrainContext:
         """Give the turn's context, now in place."""
@@ -209,6 +220,8 @@ class turn_context:  # noqa: N801 - a context manager, used like a function
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Put the worker's own context back; collectives go on counting where the turn left."""
         self._context.checkpoint_upload_threadpool.shutdown(wait=True)
+        if self._context.last_reported is not None:
+            self._temporary.remove(self._context.last_reported.path)
         self._base.collective_seq = self._context.collective_seq
         train_context.set_train_context(self._base)
         if error is None:
