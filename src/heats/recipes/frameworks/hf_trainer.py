@@ -1,6 +1,7 @@
-"""The Hugging Face Trainer with Ray's report callback, on a small vision transformer.
+"""The Hugging Face Trainer with Ray's report callback, on a network of one's own.
 
-After Ray's guide "Get Started with Distributed Training using Hugging Face Transformers".
+After Ray's guide "Get Started with Distributed Training using Hugging Face Transformers". The
+recipe text_classification has a pretrained transformer.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ import ray.train
 import torch
 import transformers
 from ray.train.huggingface.transformers import RayTrainReportCallback, prepare_trainer
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, TensorDataset
 
 from heats.recipes.frameworks import common
@@ -26,12 +30,12 @@ def train(config: dict[str, Any]) -> None:
 
     Args:
         config: `lr`, `batch_size` (of all workers together), `epochs`, `weight_decay`, `seed`,
-            `hidden` (width of the transformer), `dropout`.
+            `hidden` (width of both hidden layers), `dropout`.
     """
     world_size = ray.train.get_context().get_world_size()
     transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     transformers.set_seed(config["seed"])  # The same weights on every rank.
-    model = transformers.ViTForImageClassification(_model_config(config))
+    model = Classifier(config)
     # A folder for each rank, so that no rank copies what another one is still writing.
     with tempfile.TemporaryDirectory() as output_dir:
         trainer = _trainer(config, model, output_dir, world_size)
@@ -46,18 +50,30 @@ def train(config: dict[str, Any]) -> None:
 
 def evaluate(config: dict[str, Any], checkpoint_dir: str) -> dict[str, float]:
     """Metrics of a checkpoint, computed anew on the validation data, under their reported names."""
-    source = Path(checkpoint_dir, CHECKPOINT_NAME)
-    model = transformers.ViTForImageClassification.from_pretrained(source)
-    with tempfile.TemporaryDirectory() as output_dir:
-        metrics: dict[str, float] = _trainer(config, model, output_dir, 1).evaluate()
-    return {key: metrics[key] for key in ("eval_loss", "eval_accuracy")}
+    model = Classifier(config)
+    model.load_state_dict(load_file(Path(checkpoint_dir, CHECKPOINT_NAME, "model.safetensors")))
+    found = common.evaluate(model.network)
+    return {"eval_loss": found["val_loss"], "eval_accuracy": found["val_accuracy"]}
+
+
+class Classifier(nn.Module):
+    """The network, with loss and logits as the Trainer takes them."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        self.network = common.network(config)
+
+    def forward(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Of a batch: images (n, 64), labels (n,)."""
+        logits = self.network(images)
+        return {"loss": cross_entropy(logits, labels), "logits": logits}
 
 
 class Digits(Dataset[dict[str, Any]]):
-    """Images as the model takes them: `pixel_values` (1, 8, 8) and `labels`."""
+    """Images and labels, under the names that `Classifier.forward` gives them."""
 
     def __init__(self, images: TensorDataset) -> None:
-        self._pixels, self._labels = images.tensors
+        self._images, self._labels = images.tensors
 
     def __len__(self) -> int:
         """Number of images."""
@@ -65,25 +81,11 @@ class Digits(Dataset[dict[str, Any]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """One image and its label."""
-        return {"pixel_values": self._pixels[index].view(1, 8, 8), "labels": self._labels[index]}
-
-
-def _model_config(config: dict[str, Any]) -> transformers.ViTConfig:
-    return transformers.ViTConfig(
-        image_size=8,
-        patch_size=2,
-        num_channels=1,
-        hidden_size=config["hidden"],
-        intermediate_size=2 * config["hidden"],
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        hidden_dropout_prob=config["dropout"],
-        num_labels=10,  # type: ignore[call-arg] # of its base class
-    )
+        return {"images": self._images[index], "labels": self._labels[index]}
 
 
 def _trainer(
-    config: dict[str, Any], model: transformers.PreTrainedModel, output_dir: str, world_size: int
+    config: dict[str, Any], model: nn.Module, output_dir: str, world_size: int
 ) -> transformers.Trainer:
     has_gpu = torch.cuda.is_available()
     batch_size = max(1, config["batch_size"] // world_size)

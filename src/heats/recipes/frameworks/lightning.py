@@ -33,8 +33,8 @@ class DigitsModule(pl.LightningModule):
         self.network = common.network(config)
 
     def on_train_epoch_start(self) -> None:
-        """Draw the same numbers whether or not the run was stopped before this epoch."""
-        common.begin_epoch(self.config, self.current_epoch + 1)
+        """Draw the same numbers, and images in the same order, also where the run goes on here."""
+        common.begin_epoch(self.config, self.current_epoch + 1, self.trainer.train_dataloader)
 
     def training_step(self, batch: tuple[Tensor, Tensor], _: int) -> Tensor:
         """The loss of a batch."""
