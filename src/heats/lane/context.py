@@ -34,6 +34,7 @@ from ray.train.v2._internal.execution.storage import StorageContext
 from heats.checkpoints import CHECKPOINTS_DIR
 from heats.errors import TrialStoppedError
 from heats.lane.datasets import TurnShards
+from heats.lane.leftovers import TemporaryFolders
 from heats.lane.messages import CheckpointsRequest, RankReport, VerdictRequest
 from heats.lane.validation import validation_task
 from heats.trial import Report, Verdict, clean_metrics
@@ -195,6 +196,8 @@ class TurnContext(TrainContext):
     """
 
     pulse: Pulse | None = None
+    last_reported: Checkpoint | None = None
+    """The checkpoint of the report at which the trial was stopped, as user code wrote it."""
     earlier: tuple[tuple[str, dict[str, float]], ...] = ()
 
     @classmethod
@@ -230,7 +233,13 @@ class TurnContext(TrainContext):
         context.earlier = spec.reported
         return context
 
-    def report(self, *args: Any, **kwargs: Any) -> None:
+    def report(
+        self,
+        metrics: dict[str, Any],
+        checkpoint: Checkpoint | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
         """Report as Ray does, then take the verdict.
 
         Raises:
@@ -238,7 +247,7 @@ class TurnContext(TrainContext):
         """
         with nullcontext() if self.pulse is None else self.pulse.report():
             try:
-                super().report(*args, **kwargs)
+                super().report(metrics, checkpoint, *args, **kwargs)
             except ValueError as exc:
                 if not self.has_validation_fn and "validation_config" in str(exc):
                     msg = "A validation was requested, but validation.fn is not set."
@@ -246,6 +255,7 @@ class TurnContext(TrainContext):
                 raise
         self.execution_context.training_thread_runner.raise_first()
         if self.get_result_queue().verdict(self.report_call_index) is not Verdict.CONTINUE:
+            self.last_reported = checkpoint
             raise TrialStoppedError
 
     def _wait_then_report(self, training_report: Any, report_call_index: int) -> None:
@@ -309,6 +319,7 @@ class turn_context:  # noqa: N801 - a context manager, used like a function
             own.validation,
         )
         self._context.pulse = pulse
+        self._temporary = TemporaryFolders()
 
     def __enter__(self) -> TrainContext:
         """Give the turn's context, now in place."""
@@ -318,6 +329,8 @@ class turn_context:  # noqa: N801 - a context manager, used like a function
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Put the worker's own context back; collectives go on counting where the turn left."""
         self._context.end_uploads()
+        if self._context.last_reported is not None:
+            self._temporary.remove(self._context.last_reported.path)
         self._base.collective_seq = self._context.collective_seq
         train_context.set_train_context(self._base)
         if error is None:

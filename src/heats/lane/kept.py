@@ -17,6 +17,7 @@ import signal
 import site
 import sys
 import sysconfig
+import tempfile
 import threading
 import time
 import warnings
@@ -56,7 +57,7 @@ class Kept(Protocol):
 
 
 class Surroundings:
-    """Current directory, environment variables, import path, arguments and standard streams."""
+    """Current directory, that of temporary files, environment, import path, arguments, streams."""
 
     def __init__(self) -> None:
         self._cwd = os.getcwd()
@@ -64,6 +65,7 @@ class Surroundings:
         self._path, self._argv = list(sys.path), list(sys.argv)
         self._streams = sys.stdin, sys.stdout, sys.stderr
         self._recursion_limit = sys.getrecursionlimit()
+        self._tempdir = tempfile.gettempdir()
 
     def restore(self) -> Iterator[str]:
         """Put it back."""
@@ -79,6 +81,7 @@ class Surroundings:
         sys.path[:], sys.argv = self._path, list(self._argv)
         sys.stdin, sys.stdout, sys.stderr = self._streams
         sys.setrecursionlimit(self._recursion_limit)
+        tempfile.tempdir = self._tempdir
 
 
 class Hooks:
@@ -188,7 +191,7 @@ class Torch:
 
 
 class Singletons:
-    """What libraries keep for a whole process: Accelerate, matplotlib, MLflow's open runs."""
+    """What libraries keep for a whole process: Accelerate, DeepSpeed, matplotlib, MLflow's runs."""
 
     def restore(self) -> Iterator[str]:
         """Put it back."""
@@ -197,6 +200,10 @@ class Singletons:
 
             for state in (AcceleratorState, GradientState, PartialState):
                 state._shared_state.clear()
+        if "deepspeed.utils.groups" in sys.modules:
+            from deepspeed.utils import groups
+
+            groups._release_process_group_references()  # They end with the trial: see `Torch`.
         if "matplotlib.pyplot" in sys.modules:
             import matplotlib.pyplot as plt
 

@@ -8,6 +8,7 @@ import multiprocessing
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -37,13 +38,16 @@ def restored(state: Kept) -> list[str]:
 # --- interpreter --------------------------------------------------------------------------------
 
 
-def test_streams_and_limits_that_a_trial_replaced_are_put_back() -> None:
+def test_streams_and_limits_that_a_trial_replaced_are_put_back(tmp_path: Path) -> None:
     state = Surroundings()
     before = sys.stdout, sys.getrecursionlimit()
+    temporary = tempfile.gettempdir()
+    tempfile.tempdir = str(tmp_path)
     sys.stdout = sys.stderr
     sys.setrecursionlimit(before[1] + 1)
     assert restored(state) == []
     assert (sys.stdout, sys.getrecursionlimit()) == before
+    assert tempfile.gettempdir() == temporary
 
 
 def test_signal_handlers_and_hooks_are_put_back() -> None:
@@ -162,6 +166,20 @@ def test_process_groups_of_a_trial_go_and_those_of_the_lane_stay() -> None:
     dist.barrier(lane_group)
     assert lane_group in distributed_c10d._world.pg_map
     assert trial_group not in distributed_c10d._world.pg_map
+
+
+@pytest.mark.usefixtures("process_group")
+def test_groups_of_deepspeed_are_made_anew_after_they_ended_with_their_trial() -> None:
+    pytest.importorskip("deepspeed", reason="needs heats[deepspeed]")
+    from deepspeed.utils import groups
+
+    state = Torch()
+    groups._WORLD_GROUP = dist.new_group([0])
+    groups._DATA_PARALLEL_GROUP = groups._WORLD_GROUP
+    assert restored(Singletons()) == []
+    assert restored(state) == []
+    assert groups._WORLD_GROUP is None
+    assert groups._DATA_PARALLEL_GROUP is None
 
 
 def test_figures_and_settings_of_matplotlib_are_gone() -> None:
