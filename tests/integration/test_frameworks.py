@@ -69,8 +69,8 @@ def _without_times(metrics: dict[str, float]) -> dict[str, float]:
 
 
 def plain_curve(recipe: str, config: dict[str, Any], storage: Path) -> list[dict[str, float]]:
-    """What the recipe's train function reports in Ray's own TorchTrainer."""
-    result = TorchTrainer(
+    """What the recipe's train function reports in Ray's own trainer."""
+    result = trainer_of(recipe)(
         module_of(recipe).train,
         train_loop_config=config,
         scaling_config=ScalingConfig(num_workers=2),
@@ -78,6 +78,19 @@ def plain_curve(recipe: str, config: dict[str, Any], storage: Path) -> list[dict
     ).fit()
     assert result.error is None
     return [_without_times(metrics) for _, metrics in result.best_checkpoints]
+
+
+def trainer_of(recipe: str) -> Any:
+    match recipe:
+        case "xgboost":
+            from ray.train.xgboost import XGBoostTrainer
+
+            return XGBoostTrainer
+        case "lightgbm":
+            from ray.train.lightgbm import LightGBMTrainer
+
+            return LightGBMTrainer
+    return TorchTrainer
 
 
 def module_of(recipe: str) -> Any:
@@ -113,6 +126,8 @@ def found(number: int, rank: int) -> list[dict[str, Any]]:
         ("deepspeed", "deepspeed", ("recipe.config.zero_stage=1",), False),
         ("deepspeed", "deepspeed", ("recipe.config.zero_stage=2",), False),
         ("deepspeed", "deepspeed", ("recipe.config.zero_stage=3",), True),
+        ("xgboost", "xgboost", (), False),
+        ("lightgbm", "lightgbm", (), False),
     ],
 )
 def test_trials_are_stopped_resumed_and_the_same_as_in_a_plain_torch_trainer(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import ray.train
@@ -14,6 +14,9 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from heats.recipes import digits
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 
 def datasets() -> tuple[TensorDataset, TensorDataset]:
     """Training and validation images, (n, 64) float32 from 0 to 1, with their labels."""
@@ -22,6 +25,25 @@ def datasets() -> tuple[TensorDataset, TensorDataset]:
         TensorDataset(data.train_images, data.train_labels),
         TensorDataset(data.val_images, data.val_labels),
     )
+
+
+def rows(
+    rank: int | None = None, world_size: int | None = None
+) -> tuple[tuple[NDArray[Any], NDArray[Any]], tuple[NDArray[Any], NDArray[Any]]]:
+    """This rank's share of the training and of the validation images, and their labels.
+
+    Arrays of (n, 64) float32 from 0 to 1 and (n,) int64. Rank and world size are, where not given,
+    those of the worker.
+    """
+    context = ray.train.get_context()
+    rank = context.get_world_rank() if rank is None else rank
+    world_size = context.get_world_size() if world_size is None else world_size
+    data = digits.load_data()
+    images, labels, val_images, val_labels = (
+        tensor[rank::world_size].numpy()
+        for tensor in (data.train_images, data.train_labels, data.val_images, data.val_labels)
+    )
+    return (images, labels), (val_images, val_labels)
 
 
 def network(config: dict[str, Any]) -> nn.Sequential:
