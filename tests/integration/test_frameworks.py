@@ -127,7 +127,6 @@ def found(number: int, rank: int) -> list[dict[str, Any]]:
         ("deepspeed", "deepspeed", ("recipe.config.zero_stage=2",), False),
         ("deepspeed", "deepspeed", ("recipe.config.zero_stage=3",), True),
         ("xgboost", "xgboost", (), False),
-        ("lightgbm", "lightgbm", (), False),
     ],
 )
 def test_trials_are_stopped_resumed_and_the_same_as_in_a_plain_torch_trainer(
@@ -185,6 +184,27 @@ def test_trials_are_stopped_resumed_and_the_same_as_in_a_plain_torch_trainer(
     again = module_of(recipe).evaluate(config_of(best.number), kept.checkpoint)
     assert again[record.objective.name] == pytest.approx(best.value, abs=1e-6)
     assert again[record.objective.name] > 0.3  # One class in ten.
+
+
+def test_lightgbm_is_stopped_and_resumed_in_processes_of_each_trial(
+    run_recipe: Callable[..., SweepRecord], tmp_path: Path
+) -> None:
+    pytest.importorskip("lightgbm", reason="needs an extra of heats")
+    record = run_recipe("lightgbm", "+recipe.config.case=whole,bad,dies")
+
+    trials = [record.trials[number] for number in range(3)]
+    states = [TrialState.COMPLETE, TrialState.PRUNED, TrialState.COMPLETE]
+    assert [trial.state for trial in trials] == states
+    assert [len(trial.reports) for trial in trials] == [EPOCHS, 1, EPOCHS]
+    assert [trial.attempts for trial in trials] == [1, 1, 2]
+    plain = plain_curve("lightgbm", config_of(0), tmp_path / "plain")
+    assert curve(trials[0]) == plain
+    assert curve(trials[2]) == plain
+    best = trials[0].best_checkpoint(record.objective)
+    assert best is not None
+    assert best.checkpoint is not None
+    again = module_of("lightgbm").evaluate(config_of(0), best.checkpoint)
+    assert again["val_accuracy"] == pytest.approx(trials[0].value, abs=1e-6)
 
 
 def test_sharded_checkpoint_of_two_ranks_is_continued_by_one(

@@ -51,7 +51,12 @@ def train(config: dict[str, Any]) -> None:
         valid_names=["val"],
         init_model=model,
         callbacks=[
-            RayTrainReportCallback(metrics=names, frequency=1, results_postprocessing_fn=_accuracy)
+            RayTrainReportCallback(
+                metrics=names,
+                frequency=1,
+                checkpoint_at_end=False,  # The last round has one.
+                results_postprocessing_fn=_accuracy,
+            )
         ],
     )
 

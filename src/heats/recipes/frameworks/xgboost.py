@@ -42,7 +42,12 @@ def train(config: dict[str, Any]) -> None:
         xgb_model=model,
         verbose_eval=False,
         callbacks=[
-            RayTrainReportCallback(metrics=names, frequency=1, results_postprocessing_fn=_accuracy)
+            RayTrainReportCallback(
+                metrics=names,
+                frequency=1,
+                checkpoint_at_end=False,  # The last round has one.
+                results_postprocessing_fn=_accuracy,
+            )
         ],
     )
 
