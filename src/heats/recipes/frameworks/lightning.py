@@ -32,9 +32,13 @@ class DigitsModule(pl.LightningModule):
         self.config = config
         self.network = common.network(config)
 
-    def on_train_epoch_start(self) -> None:
-        """Draw the same numbers, and images in the same order, also where the run goes on here."""
-        common.begin_epoch(self.config, self.current_epoch + 1, self.trainer.train_dataloader)
+    def on_train_batch_start(self, _: Any, batch_idx: int) -> None:
+        """Let an epoch draw the same numbers also where the run goes on with it.
+
+        Not in `on_train_epoch_start`: Lightning leaves that out after it has loaded a checkpoint.
+        """
+        if batch_idx == 0:
+            common.begin_epoch(self.config, self.current_epoch + 1)
 
     def training_step(self, batch: tuple[Tensor, Tensor], _: int) -> Tensor:
         """The loss of a batch."""
