@@ -2,7 +2,7 @@
 # Works with GNU make 3.81 and newer, and with any POSIX shell.
 
 PYTHON ?= python3
-EXTRAS ?= text,dev
+EXTRAS ?= text,frameworks,deepspeed,dev
 VENV := .venv
 PY := $(VENV)/bin/python
 comma := ,

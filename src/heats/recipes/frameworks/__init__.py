@@ -1,0 +1,1 @@
+"""One small example for each training framework that Ray Train hosts."""
