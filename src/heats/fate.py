@@ -6,12 +6,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from heats.config import Scheduler
 from heats.trial import Ending, TrialState, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from heats.record import TrialRecord
+    from heats.config import SweepConf
+    from heats.record import SweepRecord, TrialRecord
     from heats.trial import Objective, Outcome, Reported
 
 
@@ -22,6 +24,38 @@ class Fate:
     state: TrialState
     value: float | None
     error: str | None = None
+
+
+class Lengths:
+    """What is known of how much a full trial spends, in units of `objective.resource`."""
+
+    def __init__(self, conf: SweepConf, record: SweepRecord) -> None:
+        """Start with the longest trial of the record."""
+        self._conf = conf
+        self._ends: set[int] = set()
+        self._longest = max((t.last.resource for t in record.trials.values() if t.last), default=0)
+
+    def see(self, resource: int) -> None:
+        """A trial has spent so much."""
+        self._longest = max(self._longest, resource)
+
+    def learn(self, trial: TrialRecord) -> None:
+        """A trial came to its own end, if it is COMPLETE."""
+        if trial.state is TrialState.COMPLETE and trial.last is not None:
+            self._ends.add(trial.last.resource)
+
+    def full(self) -> int | None:
+        """Where a trial is complete though its scheduler stopped it; None: nowhere.
+
+        Without `asha.max_resource` that is the one amount at which all trials that came to their
+        own end did, and that none went beyond: the rung there stops trials that have nothing left
+        to do.
+        """
+        if self._conf.scheduler is not Scheduler.asha:
+            return None
+        if self._conf.asha.max_resource is not None:
+            return self._conf.asha.max_resource
+        return self._longest if self._ends == {self._longest} else None
 
 
 def fate(

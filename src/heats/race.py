@@ -11,16 +11,16 @@ import math
 import pickle
 import time
 from collections import Counter, deque
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from heats import checkpoints
-from heats.config import Scheduler
+from heats.attempt import Attempt
 from heats.errors import ConfigError
-from heats.fate import Fate, fate, is_sealed
+from heats.fate import Fate, Lengths, fate, is_sealed
 from heats.lane.health import TREATMENTS, Budget
 from heats.results import Results
+from heats.stops import Stops
 from heats.trial import (
     AttemptLost,
     CheckpointDropped,
@@ -38,7 +38,6 @@ from heats.trial import (
     TurnPaused,
     TurnStarted,
     Verdict,
-    resource_spent,
 )
 
 if TYPE_CHECKING:
@@ -98,35 +97,31 @@ class Race:
         self._objective = record.objective
         self._scheduler = scheduler
         self._results = Results(sweep_job_dir, record)
-        self._started_s = time.monotonic()
+        self._stops = Stops(conf.stop, record)
+        self._lengths = Lengths(conf, record)
         self._running: set[int] = set()
         self._num_samples: Counter[int] = Counter()
         self._num_faults: Counter[tuple[int, Budget]] = Counter()
-        self._logs: dict[int, Path] = {}
-        self._next_index: dict[int, int] = {}
-        self._known: dict[int, tuple[int, int]] = {}
+        self._attempts: dict[int, Attempt] = {}
         self._waiting = deque(
             number
             for number, trial in sorted(record.trials.items())
             if trial.state is TrialState.RUNNING and not trial.is_paused
         )
-        self._lengths: set[int] = set()
-        self._longest = max((t.last.resource for t in record.trials.values() if t.last), default=0)
         for trial in record.trials.values():
-            is_target = trial.value is not None and self._is_target(trial.value)
+            is_target = trial.value is not None and self._stops.is_target(trial.value)
             if not is_target and not is_sealed(trial, self._objective):
-                self._learn_length(trial)
+                self._lengths.learn(trial)
         self._stop_reason: str | None = None
         self._is_interrupted = self._leaves = False
         self._is_metric_checked = self._has_warned_of_pauses = False
-        self._failures_in_a_row = _failures_in_a_row(record)
         self._may_drop = True  # What an earlier driver did not come to.
 
     # --- what Ray Tune asks and tells -----------------------------------------------------------
 
     def next_trial(self) -> TrialSpec | None:
         """The next attempt to run: one that waits to go on, or a new point of the study."""
-        self._check_time()
+        self._end_study(self._stops.now())
         while not self._is_over():
             if self._waiting:
                 number = self._waiting.popleft()
@@ -167,7 +162,7 @@ class Race:
                 told = self._take_report(number, report)
                 verdict = verdict if told is Verdict.CONTINUE else told
         self._drop_checkpoints()
-        self._check_time()
+        self._end_study(self._stops.now())
         if verdict is not Verdict.STOP and self._is_over():
             return Verdict.LEAVE if self._leaves else Verdict.STOP
         return verdict
@@ -180,7 +175,7 @@ class Race:
         is_sealed_now = is_sealed(self.sweep.trials[number], self._objective)
         if is_sealed_now and outcome.ending is not Ending.RETURNED and not is_own:
             outcome = Outcome(Ending.STOPPED)  # The verdict stands, whatever became of the lane.
-        elif self._has_paused(number, outcome, is_own=is_own):
+        elif self._has_paused(number, outcome):
             return
         elif fault is not None and self._starts_again(number, fault, outcome.error or fault.value):
             return
@@ -268,7 +263,6 @@ class Race:
             self._finish(number, Fate(TrialState.FAIL, None, error))
             return None
         job_dir = self._job_dir / str(config.hydra.sweep.subdir)
-        self._logs[number] = job_dir / "rank-0.log"
         artifact_dir = trial.artifact_dir or str(job_dir / "artifacts")
         last = trial.last_checkpoint
         attempt = trial.attempts
@@ -281,9 +275,7 @@ class Race:
             )
         )
         self._running.add(number)
-        first_report_index = last.index if last else 0
-        self._next_index[number] = first_report_index + 1
-        self._known[number] = _known(trial)
+        self._attempts[number] = Attempt.of(trial, job_dir / "rank-0.log")
         return TrialSpec(
             number=number,
             attempt=attempt,
@@ -293,18 +285,17 @@ class Race:
             artifact_dir=artifact_dir,
             job_dir=str(job_dir),
             checkpoint=last.checkpoint if last else None,
-            first_report_index=first_report_index,
+            first_report_index=last.index if last else 0,
             reported=tuple((uri, each.metrics) for uri, each in trial.checkpoints.items()),
         )
 
     # --- reports --------------------------------------------------------------------------------
 
     def _take_report(self, number: int, report: Report) -> Verdict:
-        index = self._next_index[number]
-        self._next_index[number] = index + 1
-        spent = resource_spent(report.metrics, index, self._objective.resource)
-        if (spent, index) <= self._known[number]:
-            return Verdict.CONTINUE  # Done again after a restart; it is known already.
+        news = self._attempts[number].take(report, self._objective.resource)
+        if news is None:
+            return Verdict.CONTINUE
+        index, spent = news
         self.write(
             Reported(
                 time_s=report.time_s,
@@ -316,15 +307,15 @@ class Race:
             )
         )
         self._may_drop |= report.checkpoint is not None
-        self._longest = max(self._longest, spent)
+        self._lengths.see(spent)
         value = report.metrics.get(self._objective.name)
         if value is None:
             self._name_metrics_once(report)
             return Verdict.CONTINUE
         self._is_metric_checked = True
         self._study.report(number, spent, value)
-        if self._is_target(value):
-            self._end_study(f"trial {number} reached the target {self._conf.stop.target:g}")
+        if reason := self._stops.at_value(number, value):
+            self._end_study(reason)
             return Verdict.STOP
         if self._scheduler is None:
             return Verdict.CONTINUE if math.isfinite(value) else Verdict.STOP
@@ -362,6 +353,7 @@ class Race:
             ),
             durable=True,
         )
+        self._attempts[number].is_abandoned = True
 
     def _take_sample(self, number: int, report: Report) -> None:
         step = self._num_samples[number]
@@ -387,35 +379,14 @@ class Race:
             self.sweep.trials[number],
             outcome,
             self._objective,
-            max_resource=self._full_resource(),
-            is_target=self._is_target,
+            max_resource=self._lengths.full(),
+            is_target=self._stops.is_target,
         )
         self._finish(number, end)
         if outcome.ending is Ending.RETURNED:
-            self._learn_length(self.sweep.trials[number])
-        if (
-            end.state is TrialState.COMPLETE
-            and end.value is not None
-            and self._is_target(end.value)
-        ):
-            self._end_study(f"trial {number} reached the target {self._conf.stop.target:g}")
-
-    def _full_resource(self) -> int | None:
-        """Where the trial is complete though it was stopped.
-
-        Without `asha.max_resource` that is the one amount at which all trials that came to their
-        own end did, and that none went beyond: the rung there stops trials that have nothing left
-        to do.
-        """
-        if self._conf.scheduler is not Scheduler.asha:
-            return None
-        if self._conf.asha.max_resource is not None:
-            return self._conf.asha.max_resource
-        return self._longest if self._lengths == {self._longest} else None
-
-    def _learn_length(self, trial: TrialRecord) -> None:
-        if trial.state is TrialState.COMPLETE and trial.last is not None:
-            self._lengths.add(trial.last.resource)
+            self._lengths.learn(self.sweep.trials[number])
+        if end.state is TrialState.COMPLETE and end.value is not None:
+            self._end_study(self._stops.at_value(number, end.value))
 
     # --- pauses ---------------------------------------------------------------------------------
 
@@ -439,10 +410,10 @@ class Race:
     def _has_complete(self) -> bool:
         return any(each.state is TrialState.COMPLETE for each in self.sweep.trials.values())
 
-    def _has_paused(self, number: int, outcome: Outcome, *, is_own: bool) -> bool:
-        """Whether an attempt ended because its trial was told to pause."""
+    def _has_paused(self, number: int, outcome: Outcome) -> bool:
+        """Whether an attempt ended because its trial was told to pause, however it left."""
         trial = self.sweep.trials[number]
-        if not trial.is_paused or outcome.ending is Ending.RETURNED or is_own:
+        if not trial.is_paused or outcome.ending is Ending.RETURNED:
             return False
         self.write(TurnPaused(time_s=time.time(), trial=number))
         if trial.last_checkpoint is None and not self._has_warned_of_pauses:
@@ -493,8 +464,8 @@ class Race:
     def _finish(self, number: int, end: Fate) -> None:
         log = None
         if end.state is TrialState.FAIL:
-            path = self._logs.get(number)
-            log = str(path) if path is not None and path.exists() else None
+            attempt = self._attempts.get(number)
+            log = str(attempt.log) if attempt is not None and attempt.log.exists() else None
         self.write(
             TrialEnded(
                 time_s=time.time(),
@@ -510,7 +481,7 @@ class Race:
         trial = self.sweep.trials[number]
         self._may_drop |= bool(trial.checkpoints)
         self._drop_checkpoints()
-        self._check_failures(trial)
+        self._end_study(self._stops.at_end(trial))
         self._results.update(trial)
 
     def _drop_checkpoints(self) -> None:
@@ -527,49 +498,11 @@ class Race:
     def _is_over(self) -> bool:
         return self._stop_reason is not None
 
-    def _end_study(self, reason: str) -> None:
-        """End for good: trials that wait to go on will not, and nothing stays RUNNING."""
-        if self._stop_reason is not None:
+    def _end_study(self, reason: str | None) -> None:
+        """End for good, if there is a reason: nothing that waits goes on or stays RUNNING."""
+        if reason is None or self._stop_reason is not None:
             return
         self._stop_reason = reason
         while self._waiting:
             self._settle(self._waiting.popleft(), Outcome(Ending.STOPPED))
         self._settle_paused()
-
-    def _is_target(self, value: float) -> bool:
-        target = self._conf.stop.target
-        return target is not None and (value == target or self._objective.is_better(value, target))
-
-    def _check_time(self) -> None:
-        limit = self._conf.stop.time_limit_s
-        if limit is not None and time.monotonic() - self._started_s > limit:
-            self._end_study(f"the time limit of {limit:g} s was reached")
-
-    def _check_failures(self, ended: TrialRecord) -> None:
-        limit = self._conf.stop.max_failures
-        has_failed = ended.state is TrialState.FAIL
-        self._failures_in_a_row = self._failures_in_a_row + 1 if has_failed else 0
-        if limit is None or self._failures_in_a_row < limit or self._stop_reason is not None:
-            return
-        last = (ended.error or "").strip().splitlines()
-        self._end_study(
-            f"{limit} trials failed in a row (stop.max_failures). The last one: "
-            f"{last[-1] if last else 'no message'}"
-        )
-
-
-def _failures_in_a_row(record: SweepRecord) -> int:
-    """How many of the trials that ended last have failed."""
-    ended = [trial for trial in record.trials.values() if trial.ended_s is not None]
-    ended.sort(key=lambda trial: trial.ended_s or 0.0, reverse=True)
-    return len(list(takewhile(lambda trial: trial.state is TrialState.FAIL, ended)))
-
-
-def _known(trial: TrialRecord) -> tuple[int, int]:
-    """Resource and index of the last report that an attempt which goes on would make again."""
-    last = trial.last
-    if last is None:
-        return -1, -1
-    has_exploited = trial.exploited and trial.exploited[-1].time_s >= last.time_s
-    # With other values and weights from elsewhere, every report is a new one.
-    return (-1 if has_exploited else last.resource), last.index

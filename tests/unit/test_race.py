@@ -892,6 +892,18 @@ def test_paused_trial_that_loses_its_lane_stays_paused(sweep: Sweeps) -> None:
     assert s.told(AttemptLost) == []
 
 
+def test_paused_trial_that_raises_while_it_leaves_stays_paused(sweep: Sweeps) -> None:
+    s = sweep(asha=PROMOTE)
+    spec = s.next()
+    assert s.report(spec, 1, 0.1, saves=True) is PAUSE
+    s.race.end(spec.number, RAISED)
+    for loss in (0.4, 0.6):
+        paused(s, s.next(), loss)
+    promoted = s.next()
+    assert promoted.number == 0
+    assert s.report(promoted, 3, 0.05) is PAUSE, "it is judged again"
+
+
 def test_paused_trials_wait_for_the_next_driver(sweep: Sweeps) -> None:
     s = sweep(asha=PROMOTE)
     for loss in (0.2, 0.4):
@@ -952,6 +964,18 @@ def test_worst_trial_goes_on_from_a_checkpoint_of_the_best_with_other_values(swe
     assert 1e-5 <= pickle.loads(again.config).lr <= 0.1
     assert s.report(again, 3, 0.05) is CONTINUE
     assert s.losses(again) == [0.4, 0.9, 0.8, 0.05], "the donor was at 2, so 3 comes again"
+
+
+def test_what_a_trial_does_after_it_was_given_other_values_is_lost(sweep: Sweeps) -> None:
+    s = population(sweep)
+    specs = [s.next() for _ in range(4)]
+    race_on(s, specs, 2)
+    assert s.report(specs[3], 4, 0.8, saves=True) is PAUSE
+    s.report(specs[3], 5, 0.7, saves=True)  # Its lane heard of it late.
+    s.race.end(3, STOPPED)
+    (told,) = s.told(Exploited)
+    assert s.next().checkpoint == told.checkpoint
+    assert s.losses(specs[3]) == [0.4, 0.8]
 
 
 def test_checkpoint_that_another_trial_goes_on_from_outlives_its_own(sweep: Sweeps) -> None:
