@@ -17,8 +17,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from heats.config import unknown_name
-from heats.errors import ConfigError
+from heats.errors import ConfigError, unknown_name
 from heats.grammar import remember_interpolations
 
 if TYPE_CHECKING:

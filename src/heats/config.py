@@ -9,23 +9,11 @@ This module is imported at every start of every Hydra app through the plugin: no
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
-import json
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from heats.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from omegaconf import DictConfig
-
-
-T = TypeVar("T")
 
 
 class Direction(Enum):
@@ -484,88 +472,3 @@ class AppConf(Sections):
     weight_decay: float = 0.0
     seed: int = 0
     recipe: Any = None
-
-
-def sweeper_node() -> dict[str, Any]:
-    """The defaults of `SweepConf` as plain containers, for Hydra's config store.
-
-    Plain, because OmegaConf refuses an interpolation such as `asha: ${asha}` where a node is typed;
-    `sweep_conf` checks names and types afterwards.
-    """
-    from omegaconf import OmegaConf
-
-    node = OmegaConf.to_container(OmegaConf.structured(SweepConf), enum_to_str=True)
-    assert isinstance(node, dict)  # noqa: S101 - narrows the union that OmegaConf declares
-    return {
-        "_target_": "hydra_plugins.heats_sweeper.heats_sweeper.HeatsSweeper",
-        "_recursive_": False,
-        **{str(key): value for key, value in node.items()},
-    }
-
-
-def sweep_conf(node: DictConfig) -> SweepConf:
-    """`SweepConf` from a composed `hydra.sweeper` node; interpolations are resolved.
-
-    Raises:
-        ConfigError: An unknown key (the known ones are listed, nearest first) or a wrong value.
-    """
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    values = OmegaConf.to_container(node, resolve=True)
-    assert isinstance(values, dict)  # noqa: S101 - narrows the union that OmegaConf declares
-    known = {spec.name for spec in dataclasses.fields(SweepConf)}
-    values = {key: value for key, value in values.items() if not str(key).startswith("_")}
-    for key in values:
-        if key not in known:
-            raise unknown_name("key under hydra.sweeper", str(key), known)  # noqa: EM101
-    try:
-        merged = OmegaConf.merge(OmegaConf.structured(SweepConf), values)
-        conf = OmegaConf.to_object(merged)
-    except OmegaConfBaseException as exc:
-        key = getattr(exc, "full_key", None) or "hydra.sweeper"
-        msg = f"{key} is not valid: {str(exc).splitlines()[0]}"
-        raise ConfigError(msg) from exc
-    assert isinstance(conf, SweepConf)  # noqa: S101 - to_object gives the structured type
-    return conf
-
-
-def section(kind: type[T], node: DictConfig, name: str) -> T:
-    """One section of a trial's own composed config; interpolations are resolved.
-
-    Raises:
-        ConfigError: A value is wrong.
-    """
-    from omegaconf import OmegaConf
-
-    values = OmegaConf.to_container(node, resolve=True, enum_to_str=True)
-    assert isinstance(values, dict)  # noqa: S101 - narrows the union that OmegaConf declares
-    cached: Any = _section  # Types are hashable, which mypy does not know of a type variable.
-    conf: T = cached(kind, json.dumps(values, sort_keys=True), name)
-    return conf
-
-
-@lru_cache(maxsize=64)
-def _section(kind: type, values: str, name: str) -> Any:
-    """Checked once for all trials that agree in it: it takes a millisecond."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    try:
-        merged = OmegaConf.merge(OmegaConf.structured(kind), json.loads(values))
-        conf = OmegaConf.to_object(merged)
-    except OmegaConfBaseException as exc:
-        key = getattr(exc, "full_key", None)
-        msg = f"{name}{'.' + key if key else ''} is not valid: {str(exc).splitlines()[0]}"
-        raise ConfigError(msg) from exc
-    return conf
-
-
-def unknown_name(what: str, name: str, known: Iterable[str]) -> ConfigError:
-    """The error for a misspelt name: it lists the known names, nearest first."""
-    names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
-    rest = [other for other in names if other not in near]
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    listed = ", ".join([*near, *rest]) or "none"
-    return ConfigError(f"Unknown {what}: {name!r:.80}.{hint} Known: {listed}.")

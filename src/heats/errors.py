@@ -4,7 +4,14 @@ Every message says what happened, where, and what to do next. All of them surviv
 they cross process borders.
 """
 
+from __future__ import annotations
+
+import difflib
 from enum import IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class ExitCode(IntEnum):
@@ -54,3 +61,13 @@ class TrialStoppedError(BaseException):
 
     A `BaseException`, so that `except Exception` in user code does not swallow it.
     """
+
+
+def unknown_name(what: str, name: str, known: Iterable[str]) -> ConfigError:
+    """The error for a misspelt name: it lists the known names, nearest first."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+    rest = [other for other in names if other not in near]
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    listed = ", ".join([*near, *rest]) or "none"
+    return ConfigError(f"Unknown {what}: {name!r:.80}.{hint} Known: {listed}.")

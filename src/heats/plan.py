@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 from heats.asha import rung_milestones
 from heats.cluster import lane_shape
 from heats.compose import Composer
-from heats.config import BackendConf, ScalingConf, Scheduler, SweepConf, section, sweep_conf
+from heats.config import BackendConf, ScalingConf, Scheduler, SweepConf
 from heats.errors import ConfigError
 from heats.scheduler import pace
+from heats.settings import section, sweep_conf
 from heats.space import parse_space
 from heats.study import Study
 from heats.tracking.ledger import check_study_name, read_sweep

@@ -27,8 +27,7 @@ from optuna.distributions import (
     json_to_distribution,
 )
 
-from heats.config import unknown_name
-from heats.errors import ConfigError
+from heats.errors import ConfigError, unknown_name
 from heats.override import element_text, parse_override, plain, refusal, refuse_nested_sweep
 
 if TYPE_CHECKING:

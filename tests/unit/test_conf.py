@@ -18,7 +18,8 @@ from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from heats.config import AppConf, SweepConf, sweep_conf
+from heats.config import AppConf, SweepConf
+from heats.settings import sweep_conf
 from heats.space import parse_space
 from hydra_plugins.heats_sweeper import heats_sweeper
 

@@ -20,11 +20,9 @@ from heats.config import (
     SweepConf,
     TrackingConf,
     ValidationConf,
-    sweep_conf,
-    sweeper_node,
-    unknown_name,
 )
-from heats.errors import ConfigError
+from heats.errors import ConfigError, unknown_name
+from heats.settings import sweep_conf, sweeper_node
 
 
 def settings(**changes: Any) -> SweepConf:

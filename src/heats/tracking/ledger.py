@@ -14,8 +14,13 @@ import threading
 import unicodedata
 from typing import TYPE_CHECKING, Self
 
-from heats.config import unknown_name
-from heats.errors import ConfigError, LedgerError, SweepLockedError, SweepNotFoundError
+from heats.errors import (
+    ConfigError,
+    LedgerError,
+    SweepLockedError,
+    SweepNotFoundError,
+    unknown_name,
+)
 from heats.locks import FileLock, LockHeldError, is_locked, read_owner
 from heats.record import SweepRecord
 from heats.tracking.codec import decode_line, encode_event

@@ -13,8 +13,7 @@ import mlflow
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from heats.config import unknown_name
-from heats.errors import ConfigError, PromotionRefusedError, TrackingError
+from heats.errors import ConfigError, PromotionRefusedError, TrackingError, unknown_name
 from heats.tracking.provenance import redact_url
 from heats.wording import last_line
 

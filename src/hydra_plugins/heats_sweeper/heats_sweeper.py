@@ -14,7 +14,8 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.plugins.sweeper import Sweeper
 from omegaconf import OmegaConf
 
-from heats.config import AppConf, sweeper_node
+from heats.config import AppConf
+from heats.settings import sweeper_node
 
 if TYPE_CHECKING:
     from hydra.types import HydraContext, TaskFunction
