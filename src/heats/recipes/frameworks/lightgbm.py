@@ -18,7 +18,8 @@ def train(config: dict[str, Any]) -> None:
     """Train on every rank, reporting metrics and a checkpoint after each round.
 
     Args:
-        config: `lr`, `rounds`, `num_leaves`, `seed`.
+        config: `lr`, `epochs` (rounds of boosting), `weight_decay` (of leaves, L2), `num_leaves`,
+            `seed`.
     """
     (images, labels), _ = common.rows()
     _, (val_images, val_labels) = common.rows(rank=0, world_size=1)
@@ -36,6 +37,7 @@ def train(config: dict[str, Any]) -> None:
             "metric": ["multi_logloss", "multi_error"],
             "learning_rate": config["lr"],
             "num_leaves": config["num_leaves"],
+            "lambda_l2": config["weight_decay"],
             "seed": config["seed"],
             "deterministic": True,
             "force_row_wise": True,
@@ -46,7 +48,7 @@ def train(config: dict[str, Any]) -> None:
             **get_network_params(),
         },
         train_rows,
-        num_boost_round=config["rounds"] - rounds_done,
+        num_boost_round=config["epochs"] - rounds_done,
         valid_sets=[val_rows],
         valid_names=["val"],
         init_model=model,

@@ -18,7 +18,8 @@ def train(config: dict[str, Any]) -> None:
     """Train on every rank, reporting metrics and a checkpoint after each round.
 
     Args:
-        config: `lr`, `rounds`, `max_depth`, `seed`.
+        config: `lr`, `epochs` (rounds of boosting), `weight_decay` (of leaves, L2), `max_depth`,
+            `seed`.
     """
     train_rows, val_rows = (_matrix(*rows) for rows in common.rows())
     model, rounds_done = None, 0
@@ -33,11 +34,12 @@ def train(config: dict[str, Any]) -> None:
             "eval_metric": ["mlogloss", "merror"],
             "eta": config["lr"],
             "max_depth": config["max_depth"],
+            "lambda": config["weight_decay"],
             "seed": config["seed"],
             "nthread": 1,
         },
         train_rows,
-        num_boost_round=config["rounds"] - rounds_done,
+        num_boost_round=config["epochs"] - rounds_done,
         evals=[(train_rows, "train"), (val_rows, "val")],
         xgb_model=model,
         verbose_eval=False,
