@@ -79,7 +79,7 @@ def tune_trials(trainable: Any, count: int, storage: str, **settings: Any) -> li
 
 def main(program: str, count: int, out: Path) -> None:
     """Run one of the programs on all CPUs that this process may use."""
-    ray.init(num_cpus=num_cpus(), log_to_driver=False, logging_level="ERROR")
+    ray.init("local", num_cpus=num_cpus(), log_to_driver=False, logging_level="ERROR")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as storage:
         if program == "cold":
             # The process that calls fit() only waits: all CPUs are for workers, as in a lane.
