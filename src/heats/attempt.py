@@ -33,7 +33,7 @@ class Attempt:
         checkpoint, last = trial.last_checkpoint, trial.last
         known = (-1, -1)
         if last is not None:
-            has_exploited = trial.exploited and trial.exploited[-1].time_s >= last.time_s
+            has_exploited = trial.exploited and trial.exploited[-1].index >= last.index
             # With other values and weights from elsewhere, every report is a new one.
             known = (-1 if has_exploited else last.resource), last.index
         return cls(log, checkpoint.index + 1 if checkpoint else 1, known)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from heats.asha import rung_milestones
 from heats.cluster import lane_shape
 from heats.compose import Composer
-from heats.config import BackendConf, ScalingConf, Scheduler, SweepConf
+from heats.config import AppConf, BackendConf, ScalingConf, Scheduler, SweepConf
 from heats.errors import ConfigError
 from heats.scheduler import pace
 from heats.settings import section, sweep_conf
@@ -154,8 +154,8 @@ class Plan:
         """
         scaling, backend = self.conf.scaling, self.conf.backend
         if config is not None:
-            scaling = section(ScalingConf, config.hydra.sweeper.scaling, "scaling")
-            backend = section(BackendConf, config.hydra.sweeper.backend, "backend")
+            scaling = section(ScalingConf, config, "scaling")
+            backend = section(BackendConf, config, "backend")
         is_single_run = not self.space.dimensions
         try:
             return lane_shape(scaling, backend, nodes, is_single_run=is_single_run)
@@ -240,7 +240,7 @@ def refuse_changes(before: SweepStarted, now: SweepStarted) -> None:
     what = {
         "search space": (before.space, now.space),
         "objective": (before.objective, now.objective),
-        "config": (before.config_yaml, now.config_yaml),
+        "config": (_with_defaults(before.config_yaml), _with_defaults(now.config_yaml)),
     }
     for name, (old, new) in what.items():
         if old == new:
@@ -255,6 +255,24 @@ def refuse_changes(before: SweepStarted, now: SweepStarted) -> None:
             f"trials could not be compared:\n{shown}\nUndo the change, or start a new study."
         )
         raise ConfigError(msg)
+
+
+def _with_defaults(config_yaml: str) -> str:
+    """A config with what its heats did not know yet as it is by default."""
+    import yaml
+
+    config = yaml.safe_load(config_yaml)
+    if not isinstance(config, dict) or "recipe" not in config:
+        return config_yaml  # Another app's own: heats adds nothing to it.
+    return str(yaml.safe_dump(_filled(config, _plain(dataclasses.asdict(AppConf())))))
+
+
+def _filled(config: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    filled = defaults | config
+    for key, default in defaults.items():
+        if isinstance(default, dict) and isinstance(filled[key], dict):
+            filled[key] = _filled(filled[key], default)
+    return filled
 
 
 def _as_lines(value: object) -> list[str]:

@@ -102,11 +102,12 @@ class Race:
         self._running: set[int] = set()
         self._num_samples: Counter[int] = Counter()
         self._num_faults: Counter[tuple[int, Budget]] = Counter()
+        self._free_at: dict[int, int] = {}
         self._attempts: dict[int, Attempt] = {}
         self._waiting = deque(
             number
             for number, trial in sorted(record.trials.items())
-            if trial.state is TrialState.RUNNING and not trial.is_paused
+            if trial.state is TrialState.RUNNING and not (trial.is_paused and scheduler is not None)
         )
         for trial in record.trials.values():
             is_target = trial.value is not None and self._stops.is_target(trial.value)
@@ -148,6 +149,7 @@ class Race:
 
     def is_done(self) -> bool:
         """Whether no trial will come any more; a running one may come back, so it waits for it."""
+        self._end_study(self._stops.now())
         if self._is_over():
             return True
         return not (self._waiting or self._running or self._has_points or self._paused())
@@ -176,7 +178,9 @@ class Race:
         if is_sealed_now and outcome.ending is not Ending.RETURNED and not is_own:
             outcome = Outcome(Ending.STOPPED)  # The verdict stands, whatever became of the lane.
         elif self._has_paused(number, outcome):
-            return
+            if self._leaves or not self._is_over():
+                return
+            outcome = Outcome(Ending.STOPPED)  # The study ended while it was leaving its lane.
         elif fault is not None and self._starts_again(number, fault, outcome.error or fault.value):
             return
         elif outcome.ending is Ending.STOPPED and self._leaves:
@@ -345,6 +349,7 @@ class Race:
             Exploited(
                 time_s=time.time(),
                 trial=number,
+                index=self._attempts[number].next_index - 1,
                 donor=exploit.donor,
                 checkpoint=last.checkpoint,
                 resource=last.resource,
@@ -432,6 +437,10 @@ class Race:
     def _starts_again(self, number: int, fault: Fault, reason: str) -> bool:
         trial = self.sweep.trials[number]
         budget = TREATMENTS[fault].budget
+        num_reports = trial.last.index if trial.last else 0
+        if budget is Budget.free and self._free_at.get(number) == num_reports:
+            budget = Budget.retries  # A second time without anything in between: it could go on.
+        self._free_at[number] = num_reports
         if self._leaves and budget is not Budget.failures:
             return True
         self._num_faults[number, budget] += 1

@@ -41,7 +41,7 @@ class TrialRecord:
     `spans` holds when each attempt began and when the last was heard of it. `is_open`: the last one
     may still go on. `is_starting`: nothing was heard of it, and its workers may have to start.
     `is_paused`: its scheduler says whether it goes on. `params` and `overrides` are those it has
-    now; `exploited` says how they came about in a population.
+    now, `asked_overrides` those it began with; `exploited` says how they changed in a population.
     """
 
     number: int
@@ -53,6 +53,7 @@ class TrialRecord:
     is_open: bool = False
     is_starting: bool = False
     is_paused: bool = False
+    asked_overrides: tuple[str, ...] = ()
     exploited: list[Exploited] = field(default_factory=list)
     ended_s: float | None = None
     value: float | None = None
@@ -170,6 +171,7 @@ class SweepRecord:
                     number=event.trial,
                     params=dict(event.params),
                     overrides=event.overrides,
+                    asked_overrides=event.overrides,
                     asked_s=event.time_s,
                 )
             case RunCreated(trial=None):
@@ -203,8 +205,8 @@ class SweepRecord:
                 trial.exploited.append(event)
                 trial.params, trial.overrides = dict(event.params), event.overrides
                 report = self.trials[event.donor].checkpoints[event.checkpoint]
-                index = trial.last.index if trial.last else 0
-                trial.checkpoints[event.checkpoint] = replace(report, index=index)
+                trial.checkpoints.pop(event.checkpoint, None)  # It is to be the newest again.
+                trial.checkpoints[event.checkpoint] = replace(report, index=event.index)
             case TurnPaused():
                 self.trials[event.trial].heard_of(event.time_s)
                 self.trials[event.trial].is_open = False

@@ -63,18 +63,26 @@ def sweep_conf(node: DictConfig) -> SweepConf:
     return conf
 
 
-def section(kind: type[T], node: DictConfig, name: str) -> T:
-    """One section of a trial's own composed config; interpolations are resolved.
+def section(kind: type[T], config: DictConfig, name: str) -> T:
+    """A section under `hydra.sweeper` of a trial's own config, or its defaults; all is resolved.
 
     Raises:
-        ConfigError: A value is wrong.
+        ConfigError: A value is wrong, or what it points to is not there.
     """
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
-    values = OmegaConf.to_container(node, resolve=True, enum_to_str=True)
-    assert isinstance(values, dict)  # noqa: S101 - narrows the union that OmegaConf declares
+    try:
+        node = OmegaConf.select(config, f"hydra.sweeper.{name}")
+        if node is None:
+            return kind()
+        values = OmegaConf.to_container(node, resolve=True, enum_to_str=True)
+        text = json.dumps(values, sort_keys=True)
+    except (OmegaConfBaseException, TypeError, ValueError) as exc:
+        msg = f"hydra.sweeper.{name} is not valid: {str(exc).splitlines()[0]}"
+        raise ConfigError(msg) from exc
     cached: Any = _section  # Types are hashable, which mypy does not know of a type variable.
-    conf: T = cached(kind, json.dumps(values, sort_keys=True), name)
+    conf: T = cached(kind, text, name)
     return conf
 
 

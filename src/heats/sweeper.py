@@ -24,7 +24,7 @@ from heats.record import SweepRecord
 from heats.scheduler import make_scheduler
 from heats.study import Study
 from heats.tracking.ledger import Ledger
-from heats.trial import SweepEnded, SweepResumed
+from heats.trial import LaneShape, SweepEnded, SweepResumed
 from heats.view import LiveView, final_summary, root_option
 from heats.wording import program
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_INLINE_SHAPE = LaneShape(1, use_gpu=False, resources_per_worker={})
 _CLOSE_TIMEOUT_S = 60.0
 _INTERRUPTED_CLOSE_TIMEOUT_S = 2.5
 _INTERRUPT_MARGIN_S = 0.5
@@ -99,6 +100,9 @@ def _execute(plan: Plan) -> int:
             tracking.result()  # A trial's run needs its parent.
             return tracker.create_trial(trial.number, trial.asked_s)
 
+        def shape_of(config: DictConfig) -> LaneShape:
+            return _INLINE_SHAPE if is_inline else plan.shape(nodes, config)
+
         nodes = [local_node(conf.cluster)]  # Of another cluster: those found on connecting to it.
         study = Study(plan.objective, plan.space, conf.sampler, conf.seed)
         study.restore(record)
@@ -110,7 +114,7 @@ def _execute(plan: Plan) -> int:
             study=study,
             scheduler=make_scheduler(conf, plan.space, record, plan.num_trials),
             composer=plan.composer,
-            shape_of=lambda config: plan.shape(nodes, config),
+            shape_of=shape_of,
             create_run=create_run,
             sweep_job_dir=plan.job_dir,
             on_event=view.on_event,

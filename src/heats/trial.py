@@ -223,11 +223,13 @@ class Judged:
 class Exploited:
     """A trial of a population goes on from a checkpoint of another, the donor, with other values.
 
-    `checkpoint` is the donor's own: nothing is copied. `resource` is what the donor had spent.
+    `checkpoint` is the donor's own: nothing is copied. `resource` is what the donor had spent,
+    `index` the number of reports that the trial had made.
     """
 
     time_s: float
     trial: int
+    index: int
     donor: int
     checkpoint: str
     resource: int

@@ -919,6 +919,38 @@ def test_paused_trials_wait_for_the_next_driver(sweep: Sweeps) -> None:
     assert not again.race.is_done(), "trial 0 may let another one go on"
 
 
+def test_trial_that_leaves_when_the_study_ends_ends_with_it(sweep: Sweeps) -> None:
+    s = sweep(asha=PROMOTE, stop=StopConf(target=0.05))
+    leaving, other = s.next(), s.next()
+    assert s.report(leaving, 1, 0.2, saves=True) is PAUSE
+    assert s.report(other, 1, 0.04) is STOP
+    s.race.end(leaving.number, LOST)
+    s.race.end(other.number, STOPPED)
+    assert s.record.trials[0].state is PRUNED
+    assert s.race.is_finished
+
+
+def test_paused_trials_go_on_where_the_next_driver_has_no_scheduler(sweep: Sweeps) -> None:
+    s = sweep(asha=PROMOTE)
+    paused(s, s.next(), 0.2)
+    again = sweep(scheduler=Scheduler.none)
+    assert again.next().number == 0
+
+
+def test_preempted_trial_is_charged_where_it_never_gets_anywhere(sweep: Sweeps) -> None:
+    gone = Outcome.failed(Fault.preempted, "its node went away")
+    s = sweep(lane=LaneConf(max_retries=1))
+    for epoch in (1, 2, 3):
+        spec = s.next()
+        assert spec.number == 0
+        s.report(spec, epoch, 0.5, saves=True)
+        s.race.end(0, gone)
+    for attempt in (3, 4):
+        assert s.next().attempt == attempt
+        s.race.end(0, gone)
+    assert s.record.trials[0].state is FAIL
+
+
 def test_end_of_the_study_ends_what_is_paused(sweep: Sweeps) -> None:
     s = sweep(asha=PROMOTE, stop=StopConf(target=0.05))
     paused(s, s.next(), 0.2)
@@ -976,6 +1008,18 @@ def test_what_a_trial_does_after_it_was_given_other_values_is_lost(sweep: Sweeps
     (told,) = s.told(Exploited)
     assert s.next().checkpoint == told.checkpoint
     assert s.losses(specs[3]) == [0.4, 0.8]
+
+
+def test_same_checkpoint_of_a_donor_can_be_gone_on_from_twice(sweep: Sweeps) -> None:
+    s = population(sweep)
+    specs = [s.next() for _ in range(4)]
+    race_on(s, specs, 2)
+    for _ in range(2):
+        s.report(specs[3], 4, 0.8, saves=True)
+        s.race.end(3, STOPPED)
+        specs[3] = s.next()
+        assert specs[3].checkpoint == s.told(Exploited)[-1].checkpoint
+    assert len(s.told(Exploited)) == 2
 
 
 def test_checkpoint_that_another_trial_goes_on_from_outlives_its_own(sweep: Sweeps) -> None:

@@ -23,6 +23,7 @@ from ray import cloudpickle
 from ray.train import (
     Checkpoint,
     CheckpointConsistencyMode,
+    CheckpointUploadMode,
     ReportedCheckpoint,
     ReportedCheckpointStatus,
 )
@@ -255,7 +256,9 @@ class TurnContext(TrainContext):
                 raise
         self.execution_context.training_thread_runner.raise_first()
         if self.get_result_queue().verdict(self.report_call_index) is not Verdict.CONTINUE:
-            self.last_reported = checkpoint
+            mode = args[1] if len(args) > 1 else kwargs.get("checkpoint_upload_mode")
+            if mode is not CheckpointUploadMode.NO_UPLOAD:  # There it is the checkpoint itself.
+                self.last_reported = checkpoint
             raise TrialStoppedError
 
     def _wait_then_report(self, training_report: Any, report_call_index: int) -> None:

@@ -100,6 +100,7 @@ class Lane:
         self._turn: RunningTurn | None = None
         self._num_turns = 0
         self._loss: Outcome | None = None
+        self._preemption: str | None = None
         self._is_closing = False
         self._started_s = time.monotonic()
         self._num_oom_kills = num_oom_kills()
@@ -154,7 +155,7 @@ class Lane:
             if outcome is None and not reports and not turn.have_all_left:
                 outcome = self._loss
             if outcome is not None:
-                self._turn = None
+                self._leave_turn()
         return reports, outcome
 
     def request_stop(self) -> None:
@@ -183,7 +184,7 @@ class Lane:
                 timeout=self._settings.lane.stop_grace_s,
             )
             turn.forget()
-            self._turn = None
+            self._leave_turn()
             return is_over and self._loss is None
 
     def close(self, *, is_broken: bool = False) -> None:
@@ -284,18 +285,24 @@ class Lane:
             self._changed.notify_all()
 
     def _preempt(self, reason: str) -> None:
-        """Save what can be saved: the running trial ends at its next report."""
+        """Save what can be saved: the running trial ends at its next report, and the lane then."""
+        self._preemption = reason
         if self._turn is not None and self._turn.is_posted:
             self._turn.preempt(reason)
         else:
             self._lose(Fault.preempted, reason)
 
+    def _leave_turn(self) -> None:
+        self._turn = None
+        if self._preemption is not None:
+            self._lose(Fault.preempted, self._preemption)
+
     def _lose(self, fault: Fault, reason: str) -> None:
         """No turn is possible any more; the first reason stands."""
         if self._loss is not None:
             return
-        if self._turn is not None and self._turn.preemption is not None:
-            fault, reason = Fault.preempted, f"{self._turn.preemption}, and {reason}"
+        if self._preemption is not None and fault is not Fault.preempted:
+            fault, reason = Fault.preempted, f"{self._preemption}, and {reason}"
         self._loss = Outcome.failed(fault, f"The lane was lost: {reason}")
 
     def _end_if_it_hangs(self, turn: RunningTurn) -> None:

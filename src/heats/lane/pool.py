@@ -68,6 +68,11 @@ class LanePool:
         self._forget_refusals()
         return True
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no trial runs."""
+        return not self._running
+
     def is_in_used_lane(self, trial_id: str) -> bool:
         """Whether a running trial was given a lane that another had before."""
         return trial_id in self._in_used
@@ -87,8 +92,8 @@ class LanePool:
         self._forget_refusals()
 
     def take(self, shape: LaneShape) -> None:
-        """An idle lane was given to a trial."""
-        self._idle.remove(shape)
+        """An idle lane was given to a trial; one that was to go may still be."""
+        (self._idle if shape in self._idle else self._retired).remove(shape)
         if self._claimed[shape] > 0:
             self._claimed[shape] -= 1
         self._forget_refusals()

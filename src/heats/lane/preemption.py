@@ -5,6 +5,7 @@ Verified on ray 2.60; tests/integration/test_ray_contract.py covers the private 
 
 from __future__ import annotations
 
+import os
 import signal
 from typing import TYPE_CHECKING, Any
 
@@ -78,14 +79,25 @@ _told: list[Callable[[], None]] = []
 
 def _listen() -> None:
     ends = signal.getsignal(signal.SIGTERM)
+    worker = os.getpid()
 
     def on_sigterm(number: int, frame: FrameType | None) -> None:
-        try:
-            for tell in _told:
-                tell()
-        except OSError:
-            _told.clear()
-        if not _told and callable(ends):
+        if os.getpid() == worker and _has_told():  # A child that it forked has the handler as well.
+            return
+        if callable(ends):
             ends(number, frame)
+        else:
+            signal.signal(number, ends)
+            os.kill(os.getpid(), number)
 
     signal.signal(signal.SIGTERM, on_sigterm)
+
+
+def _has_told() -> bool:
+    """Tell everyone; False where there is nobody, or not any more."""
+    try:
+        for tell in _told:
+            tell()
+    except OSError:
+        _told.clear()
+    return bool(_told)

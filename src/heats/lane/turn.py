@@ -200,11 +200,6 @@ class RunningTurn:
         patience = Patience(conf.report_timeout_s, conf.hang_timeout_s)
         return hang(self._num_ranks, self._pulses, self._ended, patience)
 
-    @property
-    def preemption(self) -> str | None:
-        """Why its ranks are told to leave early; None where they are not."""
-        return self._preemption
-
     def outcome(self) -> Outcome:
         """The end of the turn from the ends of its ranks; equal errors are one with a rank list."""
         ended = [self._ended[rank] for rank in sorted(self._ended)]

@@ -102,10 +102,13 @@ class Population:
         for number, trial in self._record.trials.items():
             member = self._member(number)
             for judged in trial.judged:
+                before = [each for each in trial.exploited if each.time_s < judged.time_s]
+                member.past = before[-1].overrides if before else trial.asked_overrides
                 if math.isfinite(judged.value):
                     self._decides.recall(member, judged.resource, judged.value)
                 else:
                     self._stopped.add(number)
+            member.past = None
 
     def _member(self, number: int) -> _Member:
         if number not in self._members:
@@ -135,14 +138,15 @@ class _Member:
     def __init__(self, number: int | None, record: SweepRecord, space: SearchSpace) -> None:
         self.number, self.trial_id = number, str(number)
         self._record, self._space = record, space
+        self.past: tuple[str, ...] | None = None
         self.experiment_tag = self.trial_id
         self.evaluated_params: dict[str, Any] = {}
         self.run_metadata = _NO_METADATA
 
     @property
     def config(self) -> dict[str, Any]:
-        """The values it has now, as the distributions store them."""
-        return self._space.params(self._trial.overrides)
+        """Its values, as the distributions store them: those in the `past`, or those it has now."""
+        return self._space.params(self._trial.overrides if self.past is None else self.past)
 
     @property
     def status(self) -> str:

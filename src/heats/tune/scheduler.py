@@ -71,9 +71,11 @@ class VerdictScheduler(FIFOScheduler):
     def on_trial_error(self, tune_controller: TuneController, trial: Trial) -> None:
         """The process that held the lane died, so the attempt is lost and its workers are gone."""
         error = _error(trial)
-        fault = fault_of_group(error, num_oom_kills=0) or Fault.lane_died
-        if trial.trial_id not in self._heard and self._is_in_used_lane(trial.trial_id):
-            fault = Fault.retired  # It died while it was idle, which nobody could know.
+        fault = fault_of_group(error, num_oom_kills=0)
+        if fault is None:  # One that died while it was idle, which nobody could know, is free.
+            was_idle = trial.trial_id not in self._heard
+            was_idle &= self._is_in_used_lane(trial.trial_id)
+            fault = Fault.retired if was_idle else Fault.lane_died
         reason = f"The process of its lane ended: {error}"
         self._coordinator.end(_number(trial), Outcome.failed(fault, reason))
         self._on_lane_death()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from ray.tune.search import Searcher
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
     from heats.lane.lane import LaneSettings
     from heats.lane.pool import LanePool
     from heats.trial import Coordinator, TrialSpec
+
+
+logger = logging.getLogger(__name__)
 
 
 class TrialSearcher(Searcher):
@@ -25,6 +29,7 @@ class TrialSearcher(Searcher):
         super().__init__()
         self._coordinator, self._settings, self._pool = coordinator, settings, pool
         self._waiting: TrialSpec | None = None
+        self._told: int | None = None
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         """The config of the next Tune trial; FINISHED where there will be none any more."""
@@ -39,7 +44,17 @@ class TrialSearcher(Searcher):
                 return None
             self._waiting = self._coordinator.next_trial()
         spec = self._waiting
-        if spec is None or not self._pool.admit(trial_id, spec.shape):
+        if spec is None:
+            return None
+        if not self._pool.admit(trial_id, spec.shape):
+            if self._pool.is_empty and spec.number != self._told:
+                self._told = spec.number
+                logger.warning(
+                    "Trial %d needs %d workers of %s, which the cluster has not now: it waits.",
+                    spec.number,
+                    spec.shape.num_workers,
+                    spec.shape.resources_per_worker,
+                )
             return None
         self._waiting = None
         return {"spec": spec, "settings": self._settings}

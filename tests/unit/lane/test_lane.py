@@ -675,6 +675,16 @@ def test_trial_whose_node_goes_away_ends_at_its_next_report_and_keeps_it(lanes: 
     assert "rank 1 was told that its node is going away" in (outcome.error or "")
 
 
+def test_lane_whose_trial_returns_before_its_node_goes_away_takes_no_more(lanes: Lanes) -> None:
+    lane, (rank,) = lanes.in_turn()
+    rank.says(RankPreempted(0))
+    rank.ends(returned=0.5)
+    assert gather(lane)[1] == Outcome(RETURNED, returned=0.5)
+    assert lane.loss is not None
+    assert lane.loss.fault is Fault.preempted
+    assert not lane.is_usable
+
+
 def test_rank_that_dies_of_its_node_going_away_was_preempted(lanes: Lanes) -> None:
     lane, (rank,) = lanes.in_turn()
     rank.says(RankPreempted(0))

@@ -102,6 +102,19 @@ def test_trial_that_never_fits_beside_the_running_ones_retires_nothing() -> None
     assert pool.retire() == []
 
 
+def test_lane_that_was_to_go_may_be_given_to_a_trial_first() -> None:
+    pool = pool_of(4)
+    three = LaneShape(3, False, {"CPU": 1.0})
+    for name, shape in (("a", ONE), ("b", three)):
+        pool.admit(name, shape)
+    for name, shape in (("a", ONE), ("b", three)):
+        ended(pool, name, shape)
+    assert pool.admit("c", TWO)  # The oldest goes, and then the other one.
+    assert pool.admit("d", ONE)
+    pool.take(ONE)  # Tune had not ended it yet.
+    assert pool.retire() == [three]
+
+
 def test_growing_and_shrinking_cluster_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lane_pool, "_LOOK_EVERY_S", 0.0)
     cluster = Cluster(1)
@@ -143,11 +156,11 @@ def test_lanes_never_need_more_than_the_cluster_has(steps: list[tuple[str, LaneS
             idle.append(running[name])
             ended(pool, name, running.pop(name))
         elif pool.admit(name, shape):
-            for retired in pool.retire():
-                idle.remove(retired)
-            if shape in idle:
+            if shape in idle:  # Tune gives it before it ends those that are to go.
                 idle.remove(shape)
                 pool.take(shape)
+            for retired in pool.retire():
+                idle.remove(retired)
             running[name] = shape
         else:
             assert shape not in idle
