@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 from hydra import initialize_config_dir
 from hydra._internal.callbacks import Callbacks
 from hydra.core.global_hydra import GlobalHydra
@@ -15,7 +17,7 @@ from heats import sweeper
 from heats.cluster import Node
 from heats.config import Direction, Scheduler
 from heats.errors import ConfigError, LedgerError
-from heats.plan import Plan, resume_command
+from heats.plan import Plan, refuse_changes, resume_command
 from heats.tracking.ledger import Ledger, read_sweep
 from heats.trial import (
     Objective,
@@ -77,6 +79,19 @@ def refused(app: App, *arguments: str) -> str:
 
 
 # --- the plan -----------------------------------------------------------------------------------
+
+
+def test_sweep_of_an_earlier_heats_can_be_resumed(app: Callable[..., App]) -> None:
+    now = planned(app("study_name=s", "objective.metric=loss"), LR).start
+    config = yaml.safe_load(now.config_yaml)
+    for section in ("pbt", "backend", "validation", "data"):
+        del config[section]
+    del config["asha"]["mode"]
+    before = dataclasses.replace(now, config_yaml=yaml.safe_dump(config))
+    refuse_changes(before, now)
+    changed = ("study_name=s", "objective.metric=loss", "asha.mode=promote")
+    with pytest.raises(ConfigError, match=r"(?s)config is not what .*\+.*mode: promote"):
+        refuse_changes(before, planned(app(*changed), LR).start)
 
 
 def test_plan_holds_all_that_a_sweep_needs_and_creates_nothing(
