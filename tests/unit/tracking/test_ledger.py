@@ -33,6 +33,8 @@ from heats.trial import (
     AttemptLost,
     CheckpointDropped,
     Event,
+    Exploited,
+    Fault,
     Judged,
     Objective,
     Reported,
@@ -44,6 +46,7 @@ from heats.trial import (
     TrialAsked,
     TrialEnded,
     TrialState,
+    TurnPaused,
     TurnStarted,
     Verdict,
 )
@@ -99,6 +102,20 @@ EVENTS: list[Event] = [
     SweepEnded(time_s=9.0, reason="interrupted", finished=False),
     SweepResumed(time_s=10.0, pid=12),
 ]
+LATER: list[Event] = [  # What the fixture was written without.
+    Exploited(
+        time_s=5.125,
+        trial=0,
+        index=2,
+        donor=0,
+        checkpoint="/a/r0/checkpoint_2",
+        resource=2,
+        params={"lr": 1e-3, "n": math.nan},
+        overrides=("lr=0.001",),
+    ),
+    TurnPaused(time_s=5.25, trial=0),
+    AttemptLost(time_s=6.5, trial=0, attempt=1, reason="...", fault=Fault.rank_died),
+]
 
 
 @pytest.fixture
@@ -111,8 +128,8 @@ def sweep_dir(tmp_path: Path) -> Path:
 
 
 def test_every_event_reads_back_as_it_was_written() -> None:
-    assert {type(event) for event in EVENTS} == set(get_args(Event))
-    for event in EVENTS:
+    assert {type(event) for event in EVENTS + LATER} == set(get_args(Event))
+    for event in EVENTS + LATER:
         read = decode_line(encode_event(event))
         assert repr(read) == repr(event)  # repr, because NaN is not equal to itself
 
