@@ -32,12 +32,12 @@ def rows(
 ) -> tuple[tuple[NDArray[Any], NDArray[Any]], tuple[NDArray[Any], NDArray[Any]]]:
     """This rank's share of the training and of the validation images, and their labels.
 
-    Arrays of (n, 64) float32 from 0 to 1 and (n,) int64. Rank and world size are, where not given,
-    those of the worker.
+    Arrays of (n, 64) float32 from 0 to 1 and (n,) int64. Rank and world size are, unless both
+    are given, those of the worker.
     """
-    context = ray.train.get_context()
-    rank = context.get_world_rank() if rank is None else rank
-    world_size = context.get_world_size() if world_size is None else world_size
+    if rank is None or world_size is None:
+        context = ray.train.get_context()
+        rank, world_size = context.get_world_rank(), context.get_world_size()
     data = digits.load_data()
     images, labels, val_images, val_labels = (
         tensor[rank::world_size].numpy()
