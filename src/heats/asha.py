@@ -118,10 +118,11 @@ class Asha:
             return []
         goes_on, needed = is_finite, None
         if is_new:
-            highest = self._record(trial, rung, value)
-            needed = self._sign * highest if math.isfinite(highest) else None
+            place = self._record(trial, rung, value)
+            last = next(reversed(self._best(rung)), None)
+            needed = None if last is None else self._sign * last[0]
             is_done = self._conf.max_resource is not None and resource >= self._conf.max_resource
-            goes_on = is_finite and (self._is_kept(trial, rung, highest) or is_done)
+            goes_on = is_finite and (self._is_kept(place, last) or is_done)
         verdict = Verdict.CONTINUE
         if not goes_on and is_finite and self._conf.mode is AshaMode.promote:
             self._paused[trial] = rung
@@ -157,13 +158,12 @@ class Asha:
                 self._stopped.add(event.trial)
         self._paused = {trial: self._reached.get(trial, 0) for trial in paused}
 
-    def _record(self, trial: int, rung: int, value: float) -> float:
-        """The highest loss that goes on from the rung, once the value is recorded there."""
-        loss = self._sign * value if math.isfinite(value) else math.inf
-        insort(self._rungs.setdefault(rung, []), (loss, trial))
+    def _record(self, trial: int, rung: int, value: float) -> tuple[float, int]:
+        """Loss and trial, as they now stand at the rung."""
+        place = self._sign * value if math.isfinite(value) else math.inf, trial
+        insort(self._rungs.setdefault(rung, []), place)
         self._reached[trial] = rung
-        best = self._best(rung)
-        return best[-1][0] if best else -math.inf
+        return place
 
     def _best(self, rung: int) -> list[tuple[float, int]]:
         """Losses and trials that go on from the rung, best first."""
@@ -173,10 +173,11 @@ class Asha:
             num_kept = max(1, num_kept)
         return [(loss, trial) for loss, trial in values[:num_kept] if math.isfinite(loss)]
 
-    def _is_kept(self, trial: int, rung: int, highest: float) -> bool:
-        if self._conf.mode is AshaMode.promote:
-            return any(each == trial for _, each in self._best(rung))
-        return any(loss <= highest for loss, each in self._rungs[rung] if each == trial)
+    def _is_kept(self, place: tuple[float, int], last: tuple[float, int] | None) -> bool:
+        """Whether a place is up to the last that goes on; in mode `stop` ties are."""
+        if last is None:
+            return False
+        return place <= last if self._conf.mode is AshaMode.promote else place[0] <= last[0]
 
     def _rung_at(self, resource: int) -> int:
         """The highest rung at or below an amount; 0 below the first."""

@@ -238,6 +238,8 @@ class TurnContext(TrainContext):
         self,
         metrics: dict[str, Any],
         checkpoint: Checkpoint | None = None,
+        checkpoint_dir_name: str | None = None,
+        checkpoint_upload_mode: CheckpointUploadMode = CheckpointUploadMode.SYNC,
         *args: Any,
         **kwargs: Any,
     ) -> None:
@@ -248,7 +250,14 @@ class TurnContext(TrainContext):
         """
         with nullcontext() if self.pulse is None else self.pulse.report():
             try:
-                super().report(metrics, checkpoint, *args, **kwargs)
+                super().report(
+                    metrics,
+                    checkpoint,
+                    checkpoint_dir_name,
+                    checkpoint_upload_mode,
+                    *args,
+                    **kwargs,
+                )
             except ValueError as exc:
                 if not self.has_validation_fn and "validation_config" in str(exc):
                     msg = "A validation was requested, but validation.fn is not set."
@@ -256,9 +265,8 @@ class TurnContext(TrainContext):
                 raise
         self.execution_context.training_thread_runner.raise_first()
         if self.get_result_queue().verdict(self.report_call_index) is not Verdict.CONTINUE:
-            mode = args[1] if len(args) > 1 else kwargs.get("checkpoint_upload_mode")
-            if mode is not CheckpointUploadMode.NO_UPLOAD:  # There it is the checkpoint itself.
-                self.last_reported = checkpoint
+            if checkpoint_upload_mode is not CheckpointUploadMode.NO_UPLOAD:
+                self.last_reported = checkpoint  # Else it is the trial's only one.
             raise TrialStoppedError
 
     def _wait_then_report(self, training_report: Any, report_call_index: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -16,16 +17,10 @@ class TemporaryFolders:
 
     def __init__(self) -> None:
         """Note what is there already: it belongs to others."""
-        self._before = frozenset(_root().iterdir())
+        self._before = frozenset(os.listdir(tempfile.gettempdir()))
 
     def remove(self, path: str) -> None:
         """Remove a folder, unless it or what it is in is older, or it is elsewhere."""
-        root, folder = _root(), Path(path).resolve()
-        if root in folder.parents:
-            outermost = root / folder.relative_to(root).parts[0]
-            if outermost not in self._before:
-                shutil.rmtree(folder, ignore_errors=True)
-
-
-def _root() -> Path:
-    return Path(tempfile.gettempdir()).resolve()
+        root, folder = Path(tempfile.gettempdir()).resolve(), Path(path).resolve()
+        if root in folder.parents and folder.relative_to(root).parts[0] not in self._before:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -57,7 +57,7 @@ def train(config: dict[str, Any]) -> None:
                 metrics=names,
                 frequency=1,
                 checkpoint_at_end=False,  # The last round has one.
-                results_postprocessing_fn=_accuracy,
+                results_postprocessing_fn=common.with_accuracy,
             )
         ],
     )
@@ -70,7 +70,3 @@ def evaluate(config: dict[str, Any], checkpoint_dir: str) -> dict[str, float]:
     _, (images, labels) = common.rows(rank=0, world_size=1)
     predicted: Any = model.predict(images)
     return {"val_accuracy": float((predicted.argmax(axis=1) == labels).mean())}
-
-
-def _accuracy(metrics: dict[str, Any]) -> dict[str, float]:
-    return {**metrics, "val_accuracy": 1 - metrics["val_error"]}

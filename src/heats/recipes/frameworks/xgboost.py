@@ -48,7 +48,7 @@ def train(config: dict[str, Any]) -> None:
                 metrics=names,
                 frequency=1,
                 checkpoint_at_end=False,  # The last round has one.
-                results_postprocessing_fn=_accuracy,
+                results_postprocessing_fn=common.with_accuracy,
             )
         ],
     )
@@ -65,7 +65,3 @@ def evaluate(config: dict[str, Any], checkpoint_dir: str) -> dict[str, float]:
 
 def _matrix(images: Any, labels: Any) -> xgboost.DMatrix:
     return xgboost.DMatrix(images, labels, nthread=1)
-
-
-def _accuracy(metrics: dict[str, Any]) -> dict[str, float]:
-    return {**metrics, "val_accuracy": 1 - metrics["val_error"]}
