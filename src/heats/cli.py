@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from heats.cli_promote import register as register_promotion
+from heats.cli_up import register as register_up
 from heats.errors import ConfigError, ExitCode, HeatsError, LedgerError
 from heats.tracking.root import find_root, store_uri
 
@@ -323,3 +324,4 @@ def sync(
 
 
 register_promotion(app)
+register_up(app)

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heats.errors import ConfigError
+from heats.service import current
 from heats.trial import LaneShape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from heats.config import BackendConf, ClusterConf, ScalingConf
+    from heats.service import Up
 
 _EPSILON = 1e-9
 
@@ -159,9 +161,21 @@ class _Free:
         return True
 
 
+def service_of(conf: ClusterConf) -> Up | None:
+    """The service whose cluster a sweep of this process runs on; None: it has another one."""
+    up = current()
+    is_wanted = conf.address is None and not conf.dashboard
+    has_all = up is not None and (
+        conf.num_cpus in (None, up.num_cpus) and conf.num_gpus in (None, up.num_gpus)
+    )
+    return up if is_wanted and has_all else None
+
+
 @contextmanager
 def ray_cluster(conf: ClusterConf) -> Iterator[list[Node]]:
     """Connect to the cluster, or start a local one, and give its nodes; leave it at the end.
+
+    In a driver that `heats up` keeps, the local one is there already.
 
     A Ray that this process is already connected to is used as it is, and left alone.
 
@@ -179,7 +193,9 @@ def ray_cluster(conf: ClusterConf) -> Iterator[list[Node]]:
         "log_to_driver": False,
         "logging_level": "ERROR",
     }
-    if conf.address is None:
+    if (up := service_of(conf)) is not None:
+        options["address"] = up.address
+    elif conf.address is None:
         resources = local_node(conf).resources
         options |= {
             "address": "local",

@@ -13,8 +13,17 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from heats import service
 from heats.checkpoints import orphans, remove
-from heats.cluster import capacity, dashboard_url, live_nodes, local_node, ray_cluster, without
+from heats.cluster import (
+    capacity,
+    dashboard_url,
+    live_nodes,
+    local_node,
+    ray_cluster,
+    service_of,
+    without,
+)
 from heats.config import Check, Isolation
 from heats.errors import ConfigError, ExitCode, HeatsError, LedgerError
 from heats.interrupts import Interrupts
@@ -200,6 +209,7 @@ def _run_inline(plan: Plan, race: Race) -> None:
 
 
 def _run_in_lanes(plan: Plan, race: Race, view: LiveView, nodes: list[Node]) -> None:
+    from heats.lane.standing import StandingLanes
     from heats.tune.loop import run_trials
 
     conf = plan.conf
@@ -218,14 +228,17 @@ def _run_in_lanes(plan: Plan, race: Race, view: LiveView, nodes: list[Node]) -> 
             f"starting {num_lanes} lane{'s' * (num_lanes > 1)} of {shape.num_workers} "
             f"worker{'s' * (shape.num_workers > 1)}" + (f"; Ray dashboard at {url}" if url else "")
         )
+        keeps_lanes = service_of(conf.cluster) is not None and conf.data.datasets is None
         settings = plan.lane_settings(
-            storage_path=folder, tracking_uri=race.sweep.start.tracking_uri
+            storage_path=str(service.folder() / service.LANES) if keeps_lanes else folder,
+            tracking_uri=race.sweep.start.tracking_uri,
         )
         run_trials(
             race,
             settings,
             nodes=lambda: without(live_nodes(), conf.kept_free),
             max_concurrent=conf.lane.max_concurrent,
+            standing=StandingLanes(settings, shape) if keeps_lanes else None,
         )
 
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
-import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
 import pytest
 import yaml
+from tests.programs import HEATS, Program
 
 from heats.tracking.ledger import LEDGER, read_sweep
 from heats.trial import TrialState
@@ -28,8 +24,6 @@ if TYPE_CHECKING:
     from heats.record import SweepRecord
 
 APPS = Path(__file__).parents[1] / "apps"
-HEATS = str(Path(sys.executable).with_name("heats"))
-MARK = "HEATS_TEST_MARK"
 
 # Small, but with rungs; two trials at once, so that some run while others are finished.
 DIGITS = (
@@ -37,82 +31,6 @@ DIGITS = (
     "cluster.num_cpus=2",
     "tracking.system_metrics=false",
 )
-
-
-class Program:
-    """A Python program with everything it starts, which inherits a mark in the environment."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.mark = uuid.uuid4().hex
-        self.output = ""
-        self._child: subprocess.Popen[bytes] | None = None
-
-    def start(self, *arguments: str) -> None:
-        """Start `python ARGUMENTS` in a session of its own."""
-        self._log = (self.folder / f"output-{self.mark}.txt").open("wb")
-        self._child = subprocess.Popen(
-            [sys.executable, *arguments],
-            cwd=self.folder,
-            env={**os.environ, MARK: self.mark},
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-
-    def run(self, *arguments: str) -> int:
-        """Start and wait; the exit code."""
-        self.start(*arguments)
-        return self.wait()
-
-    def wait(self, timeout_s: float = 240) -> int:
-        """The exit code."""
-        assert self._child is not None
-        code = self._child.wait(timeout_s)
-        self._log.close()
-        self.output = Path(self._log.name).read_text(errors="replace")
-        return code
-
-    def signal(self, number: int) -> None:
-        """Send a signal to the program itself, not to what it started."""
-        assert self._child is not None
-        self._child.send_signal(number)
-
-    def processes(self) -> list[psutil.Process]:
-        """The living processes that the program or its descendants are."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get(MARK) == self.mark and process.is_running():
-                    found.append(process)
-            except psutil.Error:
-                continue
-        return found
-
-    def remaining(self, within_s: float) -> list[str]:
-        """Names of the processes that are still there after so long."""
-        deadline = time.monotonic() + within_s
-        while (left := self.processes()) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        names = []
-        for process in left:
-            try:
-                names.append(" ".join(process.cmdline())[:120])
-            except psutil.Error:
-                continue
-        return names
-
-    def kill(self) -> None:
-        """End everything at once."""
-        for process in self.processes():
-            try:
-                process.kill()
-            except psutil.Error:
-                continue
-        if self._child is not None:
-            self._child.wait(10)
-            self._log.close()
 
 
 @pytest.fixture

@@ -53,13 +53,12 @@ from heats.lane.messages import (
     RankReport,
     Turn,
     TurnCheckpoints,
+    TurnSettings,
     VerdictRequest,
 )
 from heats.lane.pulse import Pulse
 from heats.lane.reports import TurnReports
-from heats.lane.task import TaskRef
 from heats.lane.validation import validate_in_task
-from heats.lane.worker import WorkerSettings
 from heats.trial import Fault, LaneShape, Report, TrialSpec, Verdict
 from heats.tune import loop
 
@@ -560,9 +559,9 @@ def worker_context() -> Iterator[Any]:
 
 def in_turn(folder: Path, wire: Wire) -> turn_context:
     mailbox = cast("RankMailbox", wire)
-    task = TaskRef("train.py", None)
-    own = WorkerSettings(Address("127.0.0.1", 1, b""), task, 0, "sqlite:///mlflow.db", None, 1024.0)
-    return turn_context(Turn(1, spec_in(folder)), mailbox, Pulse(0, mailbox, lambda: False), own)
+    settings = TurnSettings("sweep", 0, "sqlite:///mlflow.db", None)
+    turn, own = Turn(1, spec_in(folder), settings), Address("127.0.0.1", 1, b"")
+    return turn_context(turn, mailbox, Pulse(0, mailbox, lambda: False), own)
 
 
 def report_with_checkpoint(folder: Path, epoch: int, **options: Any) -> None:

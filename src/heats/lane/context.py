@@ -42,10 +42,9 @@ from heats.trial import Report, Verdict, clean_metrics
 
 if TYPE_CHECKING:
     from heats.config import ValidationConf
-    from heats.lane.mailbox import RankMailbox
+    from heats.lane.mailbox import Address, RankMailbox
     from heats.lane.messages import Turn
     from heats.lane.pulse import Pulse
-    from heats.lane.worker import WorkerSettings
     from heats.trial import TrialSpec
 
 
@@ -319,14 +318,15 @@ class turn_context:  # noqa: N801 - a context manager, used like a function
     already ends with an exception.
     """
 
-    def __init__(self, turn: Turn, mailbox: RankMailbox, pulse: Pulse, own: WorkerSettings) -> None:
+    def __init__(self, turn: Turn, mailbox: RankMailbox, pulse: Pulse, address: Address) -> None:
         self._base = base = train_context.get_train_context()
+        own = turn.settings
         world_size = base.get_world_size()
         self._context = TurnContext.of_trial(
             base,
             turn.spec,
             TurnQueue(turn, base.get_world_rank(), mailbox, pulse, own.validation),
-            TurnShards(own.data, own.sweep_id, own.address.name, turn.index, world_size, pulse),
+            TurnShards(own.data, own.sweep_id, address.name, turn.index, world_size, pulse),
             own.validation,
         )
         self._context.pulse = pulse

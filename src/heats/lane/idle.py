@@ -13,11 +13,12 @@ from ray.tune import PlacementGroupFactory
 from ray.tune.utils.object_cache import _ObjectCache
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from ray.tune.execution.tune_controller import TuneController
 
     from heats.lane.pool import LanePool
+    from heats.lane.standing import StandingLanes
     from heats.trial import LaneShape
 
 _MAX_BYTES = 2**24
@@ -30,6 +31,8 @@ class IdleLanes(_ObjectCache):
     def __init__(self, pool: LanePool) -> None:
         super().__init__(may_keep_one=True)
         self._pool = pool
+        self.retire: Callable[[Any], object] | None = None
+        """Is told of each lane that ends to make room, where `stop` alone does not end a lane."""
         self._shapes: dict[PlacementGroupFactory, LaneShape] = {}
 
     def know(self, shape: LaneShape) -> None:
@@ -58,6 +61,8 @@ class IdleLanes(_ObjectCache):
         for shape in self._pool.retire():
             lane = super().pop_cached_object(resources_of(shape))
             if lane is not None:
+                if self.retire is not None:
+                    self.retire(lane)
                 yield lane
 
 
@@ -70,7 +75,13 @@ def resources_of(shape: LaneShape) -> PlacementGroupFactory:
     return PlacementGroupFactory([{"CPU": 0, "memory": 1 + hash(shape) % _MAX_BYTES}])
 
 
-def install(tune_controller: TuneController, idle: IdleLanes) -> None:
-    """Have Tune keep its idle actors there."""
+def install(
+    tune_controller: TuneController, idle: IdleLanes, standing: StandingLanes | None
+) -> None:
+    """Have Tune keep its idle actors there, and take new ones from the standing lanes, if any."""
     controller: Any = getattr(tune_controller, "_tune_controller", tune_controller)
     controller._actor_cache = idle
+    if standing is not None:
+        controller._class_cache = standing
+        actors = controller._actor_manager
+        idle.retire = lambda lane: actors.schedule_actor_task(lane, "retire")

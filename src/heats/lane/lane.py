@@ -28,6 +28,7 @@ from heats.lane.messages import (
     Turn,
     TurnCheckpoints,
     TurnEnded,
+    TurnSettings,
     VerdictRequest,
 )
 from heats.lane.reports import TurnReports
@@ -74,6 +75,18 @@ class LaneSettings:
     validation: ValidationConf = field(default_factory=ValidationConf)
     data: DataConf = field(default_factory=DataConf)
 
+    def of_turns(self) -> TurnSettings:
+        """The part that the ranks need to know with each turn."""
+        return TurnSettings(
+            self.sweep_id,
+            self.seed,
+            self.tracking_uri,
+            self.system_interval_s,
+            self.validation,
+            self.data,
+            self.task.argv,
+        )
+
 
 class Lane:
     """The driver's side of one worker group.
@@ -91,7 +104,7 @@ class Lane:
     ) -> None:
         """Start the ranks; `group` None: in a Ray Train run."""
         self.shape = shape
-        self._settings, self._validate = settings, validate
+        self.settings, self._validate = settings, validate
         self._num_workers = shape.num_workers
         self._group = group or RayWorkerGroup(settings.sweep_id)
         self._changed = threading.Condition()
@@ -103,6 +116,8 @@ class Lane:
         self._preemption: str | None = None
         self._is_closing = False
         self._started_s = time.monotonic()
+        self.loaded_s = time.time()
+        self._files: set[str] = set()
         self._num_oom_kills = num_oom_kills()
         self._mailbox = Mailbox(self._group.host(), self._on_message, self._on_gone)
         self._thread = threading.Thread(target=self._run, daemon=True, name="heats-lane")
@@ -121,12 +136,18 @@ class Lane:
         """
         return self._loss
 
+    @property
+    def files(self) -> frozenset[str]:
+        """Source files of the user's own that its ranks have loaded, none before `loaded_s`."""
+        with self._changed:
+            return frozenset(self._files)
+
     def begin(self, spec: TrialSpec) -> None:
         """Give the lane a trial; its ranks get it as soon as all of them are there."""
-        own = self._settings
+        own = self.settings
         with self._changed:
             self._num_turns += 1
-            turn = Turn(self._num_turns, spec)
+            turn = Turn(self._num_turns, spec, own.of_turns())
             made = TurnReports(self._validate, self._on_validated)
             self._turn = RunningTurn(turn, made, self._num_workers, own.objective, own.pace)
 
@@ -137,7 +158,7 @@ class Lane:
         while the turn runs; when it is not, every report has been gathered and the turn is over.
         Where the lane was lost, the outcome is its `loss`.
         """
-        until = time.monotonic() + self._settings.lane.flush_interval_s
+        until = time.monotonic() + self.settings.lane.flush_interval_s
         with self._changed:
             turn = self._turn
             if turn is None:
@@ -165,7 +186,7 @@ class Lane:
         """
         with self._changed:
             if self._turn is not None:
-                self._turn.stop(self._settings.lane.stop_grace_s)
+                self._turn.stop(self.settings.lane.stop_grace_s)
                 self._changed.notify_all()
 
     def stop(self) -> bool:
@@ -177,11 +198,11 @@ class Lane:
             if turn is None or self._loss is not None or not turn.is_posted:
                 return self._loss is None
             self._turn = turn
-            turn.stop(self._settings.lane.stop_grace_s)
+            turn.stop(self.settings.lane.stop_grace_s)
             self._changed.notify_all()
             is_over = self._changed.wait_for(
                 lambda: self._loss is not None or turn.have_all_left,
-                timeout=self._settings.lane.stop_grace_s,
+                timeout=self.settings.lane.stop_grace_s,
             )
             turn.forget()
             self._leave_turn()
@@ -194,7 +215,7 @@ class Lane:
         self._is_closing = True
         if self._turn is not None:
             self._turn.forget()
-        grace_s = self._settings.lane.stop_grace_s
+        grace_s = self.settings.lane.stop_grace_s
         is_whole = len(self._ready) == self._num_workers and self._loss is None
         if is_whole and not is_broken:
             for rank in self._ready:
@@ -213,18 +234,8 @@ class Lane:
     # --- the worker group -----------------------------------------------------------------------
 
     def _run(self) -> None:
-        own = self._settings
-        worker = WorkerSettings(
-            self._mailbox.address,
-            own.task,
-            own.seed,
-            own.tracking_uri,
-            own.system_interval_s,
-            own.lane.max_memory_growth_mib,
-            own.validation,
-            own.data,
-            own.sweep_id,
-        )
+        own = self.settings
+        worker = WorkerSettings(self._mailbox.address, own.task, own.lane.max_memory_growth_mib)
         reason = "its worker group ended"
         try:
             self._group.run(worker, own, self.shape)
@@ -249,6 +260,7 @@ class Lane:
             match message:
                 case RankReady():
                     self._ready.add(rank)
+                    self._files.update(message.files)
                 case RankBroken():
                     self._lose(message.fault, f"rank {rank} cannot serve: {message.error}")
                 case RankPreempted():
@@ -264,6 +276,8 @@ class Lane:
                         return TurnCheckpoints(0, (), is_validating=False, is_stopping=True)
                     return turn.checkpoints()
                 case RankReport() | RankSample() | RankPulse() | TurnEnded():
+                    if isinstance(message, TurnEnded):
+                        self._files.update(message.files)
                     if turn is not None and turn.turn.index == message.turn:
                         turn.hear(rank, message)
                         self._end_if_it_hangs(turn)
@@ -308,7 +322,7 @@ class Lane:
     def _end_if_it_hangs(self, turn: RunningTurn) -> None:
         if self._loss is not None or turn.is_stopping:
             return
-        outcome = turn.hang(self._settings.lane)
+        outcome = turn.hang(self.settings.lane)
         if outcome is None:
             return
         self._loss = outcome
@@ -330,7 +344,7 @@ class Lane:
                 lambda: index in turn.verdicts or is_over() or turn.has_left(0),
             )
         else:
-            longest = self._settings.lane.verdict_wait_s
+            longest = self.settings.lane.verdict_wait_s
             wait_s = max(longest, _MAX_WAIT_SHARE * turn.since_last_report_s())
             self._changed.wait_for(
                 lambda: (
@@ -351,7 +365,7 @@ class Lane:
 
     def _post(self, turn: RunningTurn, until: float) -> bool:
         """Give the ranks their turn; False where they are not there by `until`, or never will."""
-        own = self._settings
+        own = self.settings
         while len(self._ready) < self._num_workers and self._loss is None:
             if time.monotonic() > self._started_s + own.lane.start_timeout_s:
                 self._lose(
@@ -379,7 +393,7 @@ class Lane:
             if self._loss is not None and not turn.have_all_left:
                 return
             if turn.has_failed:
-                turn.stop(self._settings.lane.stop_grace_s)  # Others may wait for it.
+                turn.stop(self.settings.lane.stop_grace_s)  # Others may wait for it.
                 self._changed.notify_all()
             if time.monotonic() >= turn.leave_by_s:
                 if not turn.have_all_left:

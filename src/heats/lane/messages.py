@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from heats.config import DataConf, ValidationConf
+
 if TYPE_CHECKING:
     from heats.lane.validation import ValidationTask
     from heats.trial import Ending, Fault, Report, TrialSpec
@@ -19,9 +21,10 @@ class RankStarting:
 
 @dataclass(frozen=True, slots=True)
 class RankReady:
-    """A rank loaded the task function and waits for turns."""
+    """A rank loaded the task function, from these source files, and waits for turns."""
 
     rank: int
+    files: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +44,28 @@ class RankPreempted:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnSettings:
+    """What the ranks need to know of the sweep; `system_interval_s` None: no system metrics.
+
+    `argv` is the command line of the sweep's driver. A lane may see more than one sweep.
+    """
+
+    sweep_id: str
+    seed: int
+    tracking_uri: str
+    system_interval_s: float | None
+    validation: ValidationConf = field(default_factory=ValidationConf)
+    data: DataConf = field(default_factory=DataConf)
+    argv: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """One trial's use of the lane; `index` counts the lane's turns from 1."""
 
     index: int
     spec: TrialSpec
+    settings: TurnSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +131,8 @@ class TurnEnded:
     returned: float | None = None
     error: str | None = None
     fault: Fault | None = None
+    files: frozenset[str] = frozenset()
+    """Source files of the user's own that the rank has loaded since the last time."""
 
 
 RankMessage = (

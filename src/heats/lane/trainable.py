@@ -71,6 +71,7 @@ class LaneTrainable(tune.Trainable):
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """End what still runs of the last trial and take the next one."""
         self._spec = new_config["spec"]
+        self._settings = self._lane.settings = new_config["settings"]
         if not self._lane.stop():
             grace_s = self._settings.lane.stop_grace_s
             loss = self._lane.loss

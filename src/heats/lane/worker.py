@@ -8,11 +8,10 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from heats.config import DataConf, ValidationConf
 from heats.errors import TrialStoppedError
 from heats.lane.health import fault_of
 from heats.lane.mailbox import Address, RankMailbox
@@ -40,22 +39,17 @@ _RETIRED = "heats: a new lane follows after this trial, because "
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """What every rank of a lane needs to know; `system_interval_s` None: no system metrics."""
+    """What every rank of a lane needs to know before its first turn."""
 
     address: Address
     task: TaskRef
-    seed: int
-    tracking_uri: str
-    system_interval_s: float | None
     max_memory_growth_mib: float
-    validation: ValidationConf = field(default_factory=ValidationConf)
-    data: DataConf = field(default_factory=DataConf)
-    sweep_id: str = ""
 
 
 def serve_turns(settings: dict[str, WorkerSettings]) -> None:
     """The train function of a lane's `TorchTrainer` run: serve turns until there are no more."""
     from heats.lane.context import quiet_ray_train, rank_and_world_size
+    from heats.lane.loaded import LoadedFiles
     from heats.lane.output import output_to
     from heats.lane.preemption import is_preempted, on_preemption
     from heats.lane.pulse import Pulse
@@ -74,11 +68,12 @@ def serve_turns(settings: dict[str, WorkerSettings]) -> None:
     except BaseException:
         mailbox.send(RankBroken(rank, traceback.format_exc(), Fault.broken_program))
         raise
-    os.environ["MLFLOW_TRACKING_URI"] = own.tracking_uri
     state = RankState(max_memory_growth_mib=own.max_memory_growth_mib)
-    mailbox.send(RankReady(rank))
+    files = LoadedFiles()
+    mailbox.send(RankReady(rank, files.new()))
     while (turn := mailbox.next_turn()) is not None:
-        mailbox.send(_serve(turn, rank, own, function, mailbox, pulse))
+        ended = _serve(turn, rank, own.address, function, mailbox, pulse)
+        mailbox.send(replace(ended, files=files.new()))
         if reasons := "; ".join(state.restore()):  # It costs the lane, not the trial, which ended.
             with output_to(log_path(turn.spec.job_dir, rank)):
                 print(f"{_RETIRED}{reasons}")  # noqa: T201
@@ -89,7 +84,7 @@ def serve_turns(settings: dict[str, WorkerSettings]) -> None:
 def _serve(
     turn: Turn,
     rank: int,
-    own: WorkerSettings,
+    address: Address,
     function: TaskFunction,
     mailbox: RankMailbox,
     pulse: Pulse,
@@ -98,14 +93,16 @@ def _serve(
     from heats.lane.output import output_to
     from heats.lane.reset import seed_rank
 
-    spec = turn.spec
+    spec, own = turn.spec, turn.settings
     ended = TurnEnded(turn.index, rank, Ending.RETURNED)
     seed_rank(own.seed + spec.number)
+    sys.argv = list(own.argv)
+    os.environ["MLFLOW_TRACKING_URI"] = own.tracking_uri
     if spec.run_id is not None:
         os.environ["MLFLOW_RUN_ID"] = spec.run_id
-    with output_to(log_path(spec.job_dir, rank)), _sampled(turn, rank, own, mailbox):
+    with output_to(log_path(spec.job_dir, rank)), _sampled(turn, rank, mailbox):
         try:
-            with pulse.turn(turn.index), turn_context(turn, mailbox, pulse, own):
+            with pulse.turn(turn.index), turn_context(turn, mailbox, pulse, address):
                 returned = run_task(function, spec.config, job_dir=spec.job_dir, is_chief=rank == 0)
                 ended = replace(ended, returned=returned)
         except TrialStoppedError:
@@ -132,9 +129,9 @@ def retirement(log: Path) -> str | None:
 class _sampled:  # noqa: N801 - a context manager, used like a function
     """Sample the machine's use on rank 0: when a turn starts, at each interval, and at its end."""
 
-    def __init__(self, turn: Turn, rank: int, own: WorkerSettings, mailbox: RankMailbox) -> None:
+    def __init__(self, turn: Turn, rank: int, mailbox: RankMailbox) -> None:
         self._turn, self._mailbox = turn, mailbox
-        self._interval_s = own.system_interval_s if rank == 0 else None
+        self._interval_s = turn.settings.system_interval_s if rank == 0 else None
         self._is_over = threading.Event()
 
     def __enter__(self) -> None:

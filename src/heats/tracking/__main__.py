@@ -39,7 +39,10 @@ class _Process:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._lock = threading.Lock()
+        import mlflow.tracking  # noqa: F401 - while the driver gets to its sweep
+
         sweep: Sweep = connection.recv()
+        os.chdir(sweep.cwd)
         own = logging.getLogger("heats")
         own.setLevel(sweep.log_level)
         own.addHandler(_Teller(self._send))

@@ -45,6 +45,7 @@ class Sweep:
     sweep_dir: Path
     root: Path
     log_level: int
+    cwd: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,28 @@ class Told:
     text: str
 
 
+def start_early() -> None:
+    """Start the process of this process's next sweep, to load MLflow until then."""
+    _early.append(_start())
+
+
+_early: list[tuple[subprocess.Popen[bytes], Connection]] = []
+
+
+def _start() -> tuple[subprocess.Popen[bytes], Connection]:
+    own, theirs = socket.socketpair()
+    with theirs:
+        number = theirs.fileno()
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "heats.tracking", str(number)],
+            pass_fds=[number],
+            stdin=subprocess.DEVNULL,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, sys.path))},
+            start_new_session=True,  # Ctrl-C is the driver's; this one may finish.
+        )
+    return process, Connection(own.detach())
+
+
 class Tracker:
     """The driver's end: asks for runs, and never waits long for them."""
 
@@ -106,18 +129,8 @@ class Tracker:
         self._lock = threading.Lock()
         self._asked: dict[int | None, Future[RunCreated | None]] = {}
         self._closed: Future[bool] = Future()
-        own, theirs = socket.socketpair()
-        with theirs:
-            number = theirs.fileno()
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "heats.tracking", str(number)],
-                pass_fds=[number],
-                stdin=subprocess.DEVNULL,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, sys.path))},
-                start_new_session=True,  # Ctrl-C is the driver's; this one may finish.
-            )
-        self._connection = Connection(own.detach())
-        self._send(Sweep(start, sweep_dir, root, logger.getEffectiveLevel()))
+        self._process, self._connection = _early.pop() if _early else _start()
+        self._send(Sweep(start, sweep_dir, root, logger.getEffectiveLevel(), os.getcwd()))
         threading.Thread(target=self._listen, name="heats-tracker", daemon=True).start()
 
     def create_parent(self) -> RunCreated | None:

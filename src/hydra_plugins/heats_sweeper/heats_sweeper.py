@@ -55,6 +55,12 @@ class HeatsSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> Any:
         """The result of the sweep over `arguments`, the overrides of the command line."""
+        if not self.given["config"].hydra.callbacks:  # They have seen the start: it is this one's.
+            from heats.up.client import hand_over
+
+            code = hand_over()
+            if code is not None:
+                raise SystemExit(code)
         from heats.sweeper import run
 
         return run(**self.given, arguments=arguments)

@@ -17,6 +17,7 @@ from heats.lane.messages import (
     RankSample,
     RankStarting,
     Turn,
+    TurnSettings,
     VerdictRequest,
 )
 from heats.trial import Fault, Report, Verdict
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     from heats.lane.messages import RankMessage
 
 SPEC = fake_spec(7)
-TURN = Turn(1, SPEC)
+SETTINGS = TurnSettings("sweep", 0, "sqlite:///mlflow.db", None)
+TURN = Turn(1, SPEC, SETTINGS)
 
 
 class Heard:
@@ -61,7 +63,7 @@ def lane() -> Iterator[Heard]:
 
 def test_turn_reaches_its_rank_and_no_other(lane: Heard) -> None:
     ranks = [lane.rank(number) for number in range(2)]
-    other = Turn(2, SPEC)
+    other = Turn(2, SPEC, SETTINGS)
     lane.mailbox.post(0, TURN)
     lane.mailbox.post(1, other)
     assert [rank.next_turn() for rank in ranks] == [TURN, other]

@@ -69,6 +69,13 @@ class Lanes:
             make_lane: Callable[[LaneSettings, LaneShape], Lane] = staticmethod(self._make)
 
         trainable: LaneTrainable = Scripted.__new__(Scripted)  # Tune's own set-up needs Ray.
+        trainable.setup(self.config(0))
+        return trainable
+
+    def spec(self, number: int, num_workers: int | None = None) -> TrialSpec:
+        return fake_spec(number, num_workers=num_workers or self._num_workers)
+
+    def config(self, number: int, num_workers: int | None = None) -> dict[str, Any]:
         settings = LaneSettings(
             sweep_id="heats-1",
             task=TaskRef("train.py", None),
@@ -80,11 +87,7 @@ class Lanes:
             seed=0,
             system_interval_s=None,
         )
-        trainable.setup({"spec": self.spec(0), "settings": settings})
-        return trainable
-
-    def spec(self, number: int, num_workers: int | None = None) -> TrialSpec:
-        return fake_spec(number, num_workers=num_workers or self._num_workers)
+        return {"spec": self.spec(number, num_workers), "settings": settings}
 
     def _make(self, settings: LaneSettings, shape: LaneShape) -> Lane:
         self.made.append(ScriptedLane(self.script, shape))
@@ -101,7 +104,7 @@ def test_lane_serves_trial_after_trial() -> None:
     trainable = lanes.trainable()
     assert trainable.step() == step([REPORT], None)
     assert trainable.step() == step([], RETURNED)
-    assert trainable.reset_config({"spec": lanes.spec(1)})
+    assert trainable.reset_config(lanes.config(1))
     assert trainable.step()[OUTCOME] == RETURNED
     trainable.cleanup()
     (lane,) = lanes.made
@@ -113,7 +116,7 @@ def test_lost_lane_is_killed_and_the_next_trial_gets_another() -> None:
     lanes.script += [([], LOST), ([], RETURNED)]
     trainable = lanes.trainable()
     assert trainable.step() == step([], LOST)
-    trainable.reset_config({"spec": lanes.spec(1)})
+    trainable.reset_config(lanes.config(1))
     assert trainable.step()[OUTCOME] == RETURNED
     assert [lane.notes[:2] for lane in lanes.made] == [[("begin", 0), "kill"], [("begin", 1)]]
 
@@ -123,7 +126,7 @@ def test_lane_of_one_worker_goes_on_after_an_error_of_user_code() -> None:
     lanes.script += [([REPORT], RAISED), ([], RETURNED)]
     trainable = lanes.trainable()
     assert trainable.step() == step([REPORT], RAISED)
-    trainable.reset_config({"spec": lanes.spec(1)})
+    trainable.reset_config(lanes.config(1))
     trainable.step()
     (lane,) = lanes.made
     assert lane.notes == [("begin", 0), "stop", ("begin", 1)]
@@ -134,7 +137,7 @@ def test_lane_of_two_workers_is_left_after_an_error_of_user_code() -> None:
     lanes.script += [([REPORT], RAISED), ([], RETURNED)]
     trainable = lanes.trainable()
     assert trainable.step() == step([REPORT], RAISED)
-    trainable.reset_config({"spec": lanes.spec(1)})
+    trainable.reset_config(lanes.config(1))
     trainable.step()
     assert lanes.made[0].notes == [("begin", 0), "close", "stop"]
     assert lanes.made[1].notes == [("begin", 1)]
@@ -148,7 +151,7 @@ def test_rank_that_does_not_stop_in_time_is_killed_and_the_key_is_named(
     trainable = lanes.trainable()
     trainable.step()
     lanes.made[0].stops = False
-    trainable.reset_config({"spec": lanes.spec(1)})
+    trainable.reset_config(lanes.config(1))
     assert "lane.stop_grace_s=5" in caplog.text
     trainable.step()
     assert lanes.made[0].notes == [("begin", 0), "stop", "kill"]
@@ -160,7 +163,7 @@ def test_isolated_trial_has_a_lane_of_its_own() -> None:
     lanes.script += [([], RETURNED), ([], RETURNED)]
     trainable = lanes.trainable()
     trainable.step()
-    trainable.reset_config({"spec": lanes.spec(1)})
+    trainable.reset_config(lanes.config(1))
     trainable.step()
     assert [lane.notes for lane in lanes.made] == [[("begin", 0), "stop", "close"], [("begin", 1)]]
 
@@ -181,7 +184,7 @@ def test_trial_of_another_shape_gets_a_lane_of_it() -> None:
     trainable = lanes.trainable()
     trainable.step()
     for number, num_workers in ((1, 2), (2, 2)):
-        trainable.reset_config({"spec": lanes.spec(number, num_workers)})
+        trainable.reset_config(lanes.config(number, num_workers))
         trainable.step()
     assert [lane.shape.num_workers for lane in lanes.made] == [1, 2]
     assert lanes.made[0].notes[-1] == "close"

@@ -1,0 +1,193 @@
+"""Lanes that outlive their sweep, where `heats up` keeps a cluster: the next sweep goes on in them.
+
+Such a lane is a detached actor. A sweep takes over those that run its own program, unchanged since
+they loaded it, in workers of its own shape; all others end.
+Verified on ray 2.60; tests/integration/test_ray_contract.py covers the private names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import secrets
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.actor import ActorClass
+from ray.tune.execution.class_cache import _ActorClassCache
+
+from heats.lane.trainable import LaneTrainable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ray.actor import ActorHandle
+
+    from heats.lane.lane import LaneSettings
+    from heats.trial import LaneShape
+
+logger = logging.getLogger(__name__)
+
+NAMESPACE = "heats-lanes"
+_ANSWER_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A lane between sweeps; `since_s` and `loaded_s` are times since the epoch."""
+
+    key: str
+    shape: LaneShape
+    since_s: float
+    loaded_s: float
+    files: frozenset[str]
+
+    @property
+    def is_current(self) -> bool:
+        """Whether no source file that the lane has loaded was touched since."""
+        try:
+            return all(os.stat(path).st_ctime < self.loaded_s for path in self.files)
+        except OSError:
+            return False
+
+
+def key_of(settings: LaneSettings) -> str | None:
+    """The same for sweeps that a lane can serve one after another; None: it can serve only one."""
+    task = settings.task
+    if task.pickled is not None or settings.data.datasets is not None:
+        return None
+    parts = (
+        *(task.script, task.module, task.wrapper, task.cwd, task.path),
+        settings.lane.max_memory_growth_mib,
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+class StandingLane(LaneTrainable):
+    """A lane that Tune's `stop` only ends the turn of; it stays unless `retire` came before."""
+
+    _is_retired = False
+    _standing: Standing | None = None
+
+    def retire(self) -> None:
+        """Let the next `stop` end the lane."""
+        self._is_retired = True
+
+    def standing(self) -> Standing | None:
+        """What the lane is between two sweeps; None where it cannot go on."""
+        return self._standing
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Take the next trial, which may be another sweep's."""
+        self._standing = None
+        return super().reset_config(new_config)
+
+    def cleanup(self) -> None:
+        """Wait for another sweep, or end."""
+        key, lane = key_of(self._settings), self._lane
+        is_sound = lane.stop()
+        if is_sound and lane.is_usable and key is not None and not self._is_retired:
+            self._standing = Standing(key, lane.shape, time.time(), lane.loaded_s, lane.files)
+        else:
+            lane.close(is_broken=not is_sound)
+
+
+class StandingLanes(_ActorClassCache):
+    """Gives Tune standing lanes, or starts new ones, where it asks for an actor's class."""
+
+    def __init__(self, settings: LaneSettings, shape: LaneShape) -> None:
+        """Take over the lanes that can go on, for a sweep whose trials have this shape."""
+        super().__init__()
+        key = key_of(settings)
+        self._shape, self._free = shape, list[Any]()
+        for name, standing in _all_standing():
+            lane = ray.get_actor(name, NAMESPACE)
+            is_ours = standing is not None and (standing.key, standing.shape) == (key, shape)
+            if standing is not None and is_ours and standing.is_current:
+                self._free.append(lane)
+            else:
+                ray.kill(lane)
+
+    @property
+    def num_free(self) -> int:
+        """Lanes that no trial has used yet."""
+        return len(self._free)
+
+    def get(self, trainable_cls: type) -> Any:
+        """What Tune takes for the class of its actor."""
+        del trainable_cls
+        return _LaneSource(self, super().get(StandingLane))
+
+    def take(self, config: dict[str, Any], storage: Any, new: Any) -> ActorHandle:
+        """A lane for the trial of a config."""
+        if config["spec"].shape != self._shape:  # Those that wait could be in its way.
+            for lane in self._free:
+                ray.kill(lane)
+            self._free.clear()
+        if self._free:
+            lane = self._free.pop(0)
+            lane.reset.remote(config, storage=storage)
+            return lane
+        name = f"lane-{secrets.token_hex(8)}"
+        detached = new.options(num_cpus=0, lifetime="detached", name=name, namespace=NAMESPACE)
+        return detached.remote(config=config, storage=storage)
+
+
+class _LaneSource:
+    """Stands in for an actor's class: `remote` may give an actor that is there already."""
+
+    __class__ = ActorClass  # Else Tune would make an actor's class of it.
+
+    def __init__(self, lanes: StandingLanes, new: Any) -> None:
+        self._lanes, self._new = lanes, new
+
+    def options(self, **_: Any) -> _LaneSource:
+        """As of an actor's class. The resources are the sweep's, and the lane outlives it."""
+        return self
+
+    def remote(self, *, config: dict[str, Any], storage: Any) -> ActorHandle:
+        """As of an actor's class."""
+        return self._lanes.take(config, storage, self._new)
+
+
+def end_all_but_standing() -> list[tuple[str, Standing]]:
+    """End what a sweep left behind; the lanes that wait for the next one, the oldest first."""
+    found = []
+    for name, standing in _all_standing():
+        if standing is None:
+            end(name)
+        else:
+            found.append((name, standing))
+    return sorted(found, key=lambda each: each[1].since_s)
+
+
+def end(name: str) -> None:
+    """End a lane, and with it its workers."""
+    try:
+        ray.kill(ray.get_actor(name, NAMESPACE))
+    except ValueError:
+        logger.debug("lane %s was gone already", name)
+
+
+def _all_standing() -> Iterable[tuple[str, Standing | None]]:
+    """Name of each lane that there is, and what it says of itself; None where it does not wait."""
+    names = [
+        each["name"]
+        for each in ray.util.list_named_actors(all_namespaces=True)
+        if each["namespace"] == NAMESPACE
+    ]
+    asked = []
+    for name in names:
+        try:
+            asked.append((name, ray.get_actor(name, NAMESPACE).standing.remote()))
+        except ValueError:  # It ended in this moment.
+            continue
+    until = time.monotonic() + _ANSWER_S
+    for name, answer in asked:
+        try:
+            yield name, ray.get(answer, timeout=max(0.0, until - time.monotonic()))
+        except (ray.exceptions.RayError, TimeoutError):
+            yield name, None

@@ -1,0 +1,130 @@
+"""What `heats up` keeps, told in a folder that only its user can read: is it there, and for whom.
+
+There is one for each user, machine and Python environment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from heats.errors import HeatsError
+from heats.locks import is_locked
+
+SOCKET, LOCK, BUSY, LOG, LANES = "socket", "lock", "busy", "log", "lanes"
+"""Names in the folder: where drivers are asked for, what the service and a driver at work hold,
+what the service says, and what Ray Train keeps of lanes."""
+
+_STATE = "up.json"
+
+_OF_A_SHELL = frozenset(
+    "_ COLORTERM COLUMNS DISPLAY FORCE_COLOR HISTFILE HYDRA_FULL_ERROR INVOCATION_ID LESS LINES"
+    " LS_COLORS MAKEFLAGS MAKELEVEL MAKEOVERRIDES MFLAGS NO_COLOR OLDPWD PAGER PS1 PWD SHLVL STY"
+    " TERM TERM_PROGRAM TERM_PROGRAM_VERSION TMUX TMUX_PANE WINDOWID".split()
+)
+_PREFIXES_OF_A_SHELL = ("DBUS_", "SSH_", "SYSTEMD_", "VSCODE_", "XDG_SESSION_")
+
+
+@dataclass(frozen=True, slots=True)
+class Up:
+    """A service that runs: its process, Ray cluster and environment.
+
+    `environ` has a digest of each environment variable; `started_s` is the time since the epoch.
+    """
+
+    pid: int
+    started_s: float
+    address: str
+    num_cpus: int
+    num_gpus: int
+    idle_timeout_s: float
+    max_memory_gib: float
+    environ: dict[str, str]
+
+    @classmethod
+    def read(cls) -> Up | None:
+        """The service of this environment; None where none runs."""
+        own = folder()
+        if not is_locked(own / LOCK):
+            return None
+        try:
+            return cls(**json.loads((own / _STATE).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None  # It only starts, or is another version's.
+
+    def save(self) -> None:
+        """Tell of it, all at once."""
+        path = folder() / _STATE
+        new = path.with_name(f"{_STATE}.new")
+        new.write_text(json.dumps(asdict(self)), encoding="utf-8")
+        new.replace(path)
+
+    def refusal(self) -> str | None:
+        """Why a sweep of this process cannot run there; None where it can."""
+        own = environ_digests()
+        names = {*own, *self.environ}
+        if different := sorted(name for name in names if own.get(name) != self.environ.get(name)):
+            listed = ", ".join(different[:5]) + (", ..." if len(different) > 5 else "")
+            return f"environment variables are other than there: {listed}"
+        if self._has_new_packages():
+            return "packages have changed since it started"
+        return None
+
+    def _has_new_packages(self) -> bool:
+        packages = [Path(entry) for entry in sys.path if entry.endswith("-packages")]
+        own = Path(__file__).parent.parent.rglob("*.py")
+        return any(path.stat().st_ctime > self.started_s for path in (*packages, *own))
+
+
+def folder() -> Path:
+    """The folder of this user and Python environment, made where it does not exist.
+
+    Raises:
+        HeatsError: Somebody else owns it, or may write to it.
+    """
+    base = Path(tempfile.gettempdir(), f"heats-{os.getuid()}")
+    base.mkdir(mode=0o700, exist_ok=True)
+    status = base.lstat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o077 or base.is_symlink():
+        msg = f"{base} belongs to somebody else, or others may use it: remove it."
+        raise HeatsError(msg)
+    own = base / hashlib.sha256(sys.prefix.encode()).hexdigest()[:12]
+    own.mkdir(mode=0o700, exist_ok=True)
+    return own
+
+
+def environ_digests() -> dict[str, str]:
+    """The environment, but for what only a shell or a terminal reads; values are digests."""
+    return {
+        name: hashlib.sha256(value.encode(errors="surrogateescape")).hexdigest()[:16]
+        for name, value in os.environ.items()
+        if not is_of_a_shell(name)
+    }
+
+
+def is_of_a_shell(name: str) -> bool:
+    """Whether only a shell or a terminal reads this environment variable."""
+    return name in _OF_A_SHELL or name.startswith(_PREFIXES_OF_A_SHELL)
+
+
+@dataclass(slots=True)
+class _Process:
+    up: Up | None = None
+
+
+_process = _Process()
+
+
+def serve(up: Up) -> None:
+    """Say that this process is one that the service keeps for the next sweep."""
+    _process.up = up
+
+
+def current() -> Up | None:
+    """The service that this process is a driver of; None in any other process."""
+    return _process.up
