@@ -24,6 +24,7 @@ import ray
 import ray.train
 from ray._private import serialization
 from ray.air.execution._internal import actor_manager
+from ray.air.execution._internal.actor_manager import RayActorManager
 from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.train.torch import config as torch_config
 from ray.train.v2._internal.execution import collective_impl, train_fn_utils
@@ -35,6 +36,7 @@ from ray.train.v2._internal.execution.worker_group import state as worker_group_
 from ray.train.v2._internal.execution.worker_group import thread_runner, worker, worker_group
 from ray.train.v2.api import reported_checkpoint
 from ray.tune.execution.tune_controller import TuneController
+from ray.tune.experiment.trial import _get_trainable_kwargs
 from ray.tune.schedulers import PopulationBasedTraining
 from ray.tune.schedulers.pb2 import PB2
 from ray.tune.utils.object_cache import _ObjectCache
@@ -99,6 +101,7 @@ INLINE = "src/heats/lane/inline_context.py"
 TUNE = "src/heats/lane/trainable.py"
 
 PREEMPTION, IDLE = "src/heats/lane/preemption.py", "src/heats/lane/idle.py"
+STANDING = "src/heats/lane/standing.py"
 PRIVATE: dict[str, tuple[str, str]] = {
     TRAIN_CONTEXT: ("every turn has one of its own", CONTEXT),
     f"{TRAIN_CONTEXT}.report": ("a turn ends at a report", CONTEXT),
@@ -192,6 +195,11 @@ PRIVATE: dict[str, tuple[str, str]] = {
         PREEMPTION,
     ),
     f"{V2}.execution.preemption.PreemptionWatcher": ("it runs in the lane's process", PREEMPTION),
+    "ray.tune.execution.class_cache._ActorClassCache": ("it makes the class of lanes", STANDING),
+    "ray.tune.execution.class_cache._ActorClassCache.get": (
+        "lanes that stand are given to Tune here",
+        STANDING,
+    ),
     "ray.tune.utils.object_cache._ObjectCache": ("idle lanes wait in one of ours", IDLE),
     "ray.tune.utils.object_cache._ObjectCache.cache_object": ("a lane becomes idle", IDLE),
     "ray.tune.utils.object_cache._ObjectCache.flush_cached_objects": ("lanes are retired", IDLE),
@@ -692,6 +700,25 @@ def test_tunes_controller_keeps_idle_actors_where_heats_puts_its_own() -> None:
     require(fields <= set(vars(cache)), "_ObjectCache's fields", "IdleLanes counts in them", IDLE)
     wrapped = inspect.getsource(TuneController._wrapped)
     require("TrialRunnerWrapper(" in wrapped, "TrialRunnerWrapper", "it is unwrapped", IDLE)
+
+
+def test_tune_takes_its_actors_from_a_class_that_heats_gives_it() -> None:
+    source = inspect.getsource(TuneController)
+    holds = "self._class_cache = _ActorClassCache()" in source
+    holds &= "_actor_cls = self._class_cache.get(trainable_cls)" in source
+    require(holds, "TuneController._class_cache", "lanes that stand are taken there", STANDING)
+    source = inspect.getsource(RayActorManager._try_start_actors)
+    holds = "isinstance(actor_cls, ray.actor.ActorClass)" in source
+    holds &= "remote_actor_cls.remote(**kwargs)" in source
+    require(holds, "RayActorManager", "it takes what looks like an actor's class", STANDING)
+    expected = ["self", "tracked_actor", "method_name", "args", "kwargs"]
+    holds = parameters(RayActorManager.schedule_actor_task)[:5] == expected
+    require(holds, "RayActorManager.schedule_actor_task", "a lane is told to end", IDLE)
+    trial_kwargs = inspect.getsource(_get_trainable_kwargs)
+    holds = '"config": trial_config' in trial_kwargs and '"storage": trial.storage' in trial_kwargs
+    require(holds, "_get_trainable_kwargs", "a standing lane is reset with them", STANDING)
+    reset = parameters(ray.tune.Trainable.reset)
+    require("storage" in reset, "Trainable.reset(storage)", "a standing lane is reset", STANDING)
 
 
 def test_preemption_watcher_tells_workers_and_can_be_stopped() -> None:
