@@ -28,10 +28,12 @@ class Program:
     def start(self, *arguments: str) -> None:
         """Start `python ARGUMENTS` in a session of its own."""
         self._log = (self.folder / f"output-{uuid.uuid4().hex}.txt").open("wb")
+        environ = {**os.environ}
+        environ.pop("PYTEST_CURRENT_TEST", None)  # It changes within a test.
         self._child = subprocess.Popen(
             [sys.executable, *arguments],
             cwd=self.folder,
-            env={**os.environ, MARK: self.mark},
+            env=environ | {MARK: self.mark},
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,

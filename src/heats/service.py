@@ -99,12 +99,25 @@ def folder() -> Path:
 
 
 def environ_digests() -> dict[str, str]:
-    """The environment, but for what only a shell or a terminal reads; values are digests."""
+    """The environment that this process was started with; values are digests.
+
+    What only a shell or a terminal reads is not in it, nor what the program itself has set since:
+    it would set that again.
+    """
     return {
         name: hashlib.sha256(value.encode(errors="surrogateescape")).hexdigest()[:16]
-        for name, value in os.environ.items()
+        for name, value in _first_environ().items()
         if not is_of_a_shell(name)
     }
+
+
+def _first_environ() -> dict[str, str]:
+    try:
+        entries = Path("/proc/self/environ").read_bytes().split(b"\0")
+    except OSError:  # Not Linux: what it is now is as near as one gets.
+        return dict(os.environ)
+    pairs = (os.fsdecode(entry).partition("=") for entry in entries if entry)
+    return {name: value for name, _, value in pairs}
 
 
 def is_of_a_shell(name: str) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
+import tempfile
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -38,8 +40,8 @@ SWEEP = ("app.py", "-m", "hydra/sweeper=heats", "hydra.sweeper.objective.metric=
 @pytest.fixture
 def up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Program]:
     """What `heats up` started, in a folder for temporary files that is the test's own."""
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    folder = tempfile.mkdtemp(prefix="up-")  # Sockets are in it: their paths must be short.
+    monkeypatch.setenv("TMPDIR", folder)
     (tmp_path / "app.py").write_text(APP)
     (tmp_path / "model.py").write_text("FACTOR = 10\n")
     up = Program(tmp_path)
@@ -47,6 +49,7 @@ def up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Program]:
     assert "Up: a Ray cluster of 2 CPUs" in up.output
     yield up
     up.kill()
+    shutil.rmtree(folder)
 
 
 def sweep(up: Program, name: str, *more: str) -> Program:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -10,6 +12,14 @@ from heats import service
 from heats.errors import HeatsError
 from heats.locks import FileLock
 from heats.service import LOCK, Up, environ_digests, folder
+
+
+@pytest.fixture
+def environ(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The environment that this process seems to have been started with."""
+    environ = {"HOME": "/home/ada"}
+    monkeypatch.setattr(service, "_first_environ", lambda: environ)
+    return environ
 
 
 @pytest.fixture(autouse=True)
@@ -57,21 +67,31 @@ def test_folder_that_is_a_link_is_refused(own_tmp: Path) -> None:
         folder()
 
 
-def test_sweep_of_the_same_environment_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_of_the_same_environment_is_not_refused(
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     up = an_up()
-    monkeypatch.setenv("COLUMNS", "40")
-    monkeypatch.setenv("SSH_TTY", "/dev/pts/7")
+    environ |= {"COLUMNS": "40", "SSH_TTY": "/dev/pts/7"}
+    monkeypatch.setenv("SET_BY_THE_PROGRAM", "1")
     assert up.refusal() is None
 
 
-def test_other_environment_is_refused_by_name_without_its_values(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("API_KEY", "s3cret")
+def test_environment_is_the_one_that_a_process_was_started_with() -> None:
+    program = (
+        "import os; os.environ['LATE'] = '1'; from heats.service import environ_digests as found; "
+        "print('EARLY' in found(), 'LATE' in found())"
+    )
+    command = [sys.executable, "-c", program]
+    environ = {**os.environ, "EARLY": "1"}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "False"]
+
+
+def test_other_environment_is_refused_by_name_without_its_values(environ: dict[str, str]) -> None:
+    environ["API_KEY"] = "s3cret"
     up = an_up()
     assert "s3cret" not in str(up)
-    monkeypatch.setenv("API_KEY", "other")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    environ |= {"API_KEY": "other", "CUDA_VISIBLE_DEVICES": "1"}
     assert up.refusal() == (
         "environment variables are other than there: API_KEY, CUDA_VISIBLE_DEVICES"
     )
