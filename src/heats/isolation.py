@@ -107,6 +107,7 @@ def check_isolation(plan: Plan) -> int:
 
 
 def _run(plan: Plan, folder: Path) -> dict[str, Curve]:
+    from heats.lane.actors import LaneActors
     from heats.lane.worker import log_path, retirement
     from heats.tune.loop import run_trials
 
@@ -127,7 +128,8 @@ def _run(plan: Plan, folder: Path) -> dict[str, Curve]:
                 system_interval_s=None,
             )
             turns = _Turns({name: _spec(plan, shape, name, folder) for name in names})
-            run_trials(turns, settings, nodes=live_nodes, max_concurrent=1)
+            lanes = LaneActors(settings, shape, 1, stay=False)
+            run_trials(turns, settings, lanes, nodes=live_nodes, max_concurrent=1)
             for name, curve in turns.curves.items():
                 curve.retired = retirement(log_path(str(folder / name), 0))
             curves |= turns.curves

@@ -166,6 +166,12 @@ class Plan:
             msg = f"{exc} Ray Data and validation keep {' + '.join(kept)} (data, validation)."
             raise ConfigError(msg) from exc
 
+    @property
+    def has_one_shape(self) -> bool:
+        """Whether all trials have the same workers, as far as the search space tells."""
+        names = (key.lstrip("+").partition(".")[0] for key in self.space.dimensions)
+        return not {"scaling", "backend"} & set(names)
+
     def lane_settings(self, *, storage_path: str, tracking_uri: str) -> LaneSettings:
         """What lanes need to know, for one driver run."""
         from heats.lane.lane import LaneSettings

@@ -209,7 +209,7 @@ def _run_inline(plan: Plan, race: Race) -> None:
 
 
 def _run_in_lanes(plan: Plan, race: Race, view: LiveView, nodes: list[Node]) -> None:
-    from heats.lane.standing import StandingLanes
+    from heats.lane.actors import LaneActors
     from heats.tune.loop import run_trials
 
     conf = plan.conf
@@ -233,12 +233,15 @@ def _run_in_lanes(plan: Plan, race: Race, view: LiveView, nodes: list[Node]) -> 
             storage_path=str(service.folder() / service.LANES) if keeps_lanes else folder,
             tracking_uri=race.sweep.start.tracking_uri,
         )
+        # They start while Ray Tune gets ready, MLflow is loaded and the first trials are composed.
+        num_ahead = num_lanes if plan.has_one_shape else 0
+        lanes = LaneActors(settings, shape, num_ahead, stay=keeps_lanes)
         run_trials(
             race,
             settings,
+            lanes,
             nodes=lambda: without(live_nodes(), conf.kept_free),
             max_concurrent=conf.lane.max_concurrent,
-            standing=StandingLanes(settings, shape) if keeps_lanes else None,
         )
 
 

@@ -101,7 +101,7 @@ INLINE = "src/heats/lane/inline_context.py"
 TUNE = "src/heats/lane/trainable.py"
 
 PREEMPTION, IDLE = "src/heats/lane/preemption.py", "src/heats/lane/idle.py"
-STANDING = "src/heats/lane/standing.py"
+ACTORS = "src/heats/lane/actors.py"
 PRIVATE: dict[str, tuple[str, str]] = {
     TRAIN_CONTEXT: ("every turn has one of its own", CONTEXT),
     f"{TRAIN_CONTEXT}.report": ("a turn ends at a report", CONTEXT),
@@ -195,10 +195,10 @@ PRIVATE: dict[str, tuple[str, str]] = {
         PREEMPTION,
     ),
     f"{V2}.execution.preemption.PreemptionWatcher": ("it runs in the lane's process", PREEMPTION),
-    "ray.tune.execution.class_cache._ActorClassCache": ("it makes the class of lanes", STANDING),
+    "ray.tune.execution.class_cache._ActorClassCache": ("it makes the class of lanes", ACTORS),
     "ray.tune.execution.class_cache._ActorClassCache.get": (
         "lanes that stand are given to Tune here",
-        STANDING,
+        ACTORS,
     ),
     "ray.tune.utils.object_cache._ObjectCache": ("idle lanes wait in one of ours", IDLE),
     "ray.tune.utils.object_cache._ObjectCache.cache_object": ("a lane becomes idle", IDLE),
@@ -706,19 +706,19 @@ def test_tune_takes_its_actors_from_a_class_that_heats_gives_it() -> None:
     source = inspect.getsource(TuneController)
     holds = "self._class_cache = _ActorClassCache()" in source
     holds &= "_actor_cls = self._class_cache.get(trainable_cls)" in source
-    require(holds, "TuneController._class_cache", "lanes that stand are taken there", STANDING)
+    require(holds, "TuneController._class_cache", "lanes that stand are taken there", ACTORS)
     source = inspect.getsource(RayActorManager._try_start_actors)
     holds = "isinstance(actor_cls, ray.actor.ActorClass)" in source
     holds &= "remote_actor_cls.remote(**kwargs)" in source
-    require(holds, "RayActorManager", "it takes what looks like an actor's class", STANDING)
+    require(holds, "RayActorManager", "it takes what looks like an actor's class", ACTORS)
     expected = ["self", "tracked_actor", "method_name", "args", "kwargs"]
     holds = parameters(RayActorManager.schedule_actor_task)[:5] == expected
     require(holds, "RayActorManager.schedule_actor_task", "a lane is told to end", IDLE)
     trial_kwargs = inspect.getsource(_get_trainable_kwargs)
     holds = '"config": trial_config' in trial_kwargs and '"storage": trial.storage' in trial_kwargs
-    require(holds, "_get_trainable_kwargs", "a standing lane is reset with them", STANDING)
+    require(holds, "_get_trainable_kwargs", "a standing lane is reset with them", ACTORS)
     reset = parameters(ray.tune.Trainable.reset)
-    require("storage" in reset, "Trainable.reset(storage)", "a standing lane is reset", STANDING)
+    require("storage" in reset, "Trainable.reset(storage)", "a standing lane is reset", ACTORS)
 
 
 def test_preemption_watcher_tells_workers_and_can_be_stopped() -> None:

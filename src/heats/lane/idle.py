@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from ray.tune.execution.tune_controller import TuneController
 
+    from heats.lane.actors import LaneActors
     from heats.lane.pool import LanePool
-    from heats.lane.standing import StandingLanes
     from heats.trial import LaneShape
 
 _MAX_BYTES = 2**24
@@ -32,7 +32,7 @@ class IdleLanes(_ObjectCache):
         super().__init__(may_keep_one=True)
         self._pool = pool
         self.retire: Callable[[Any], object] | None = None
-        """Is told of each lane that ends to make room, where `stop` alone does not end a lane."""
+        """Is told of each lane that ends to make room, where `stop` ends the turn alone."""
         self._shapes: dict[PlacementGroupFactory, LaneShape] = {}
 
     def know(self, shape: LaneShape) -> None:
@@ -75,13 +75,10 @@ def resources_of(shape: LaneShape) -> PlacementGroupFactory:
     return PlacementGroupFactory([{"CPU": 0, "memory": 1 + hash(shape) % _MAX_BYTES}])
 
 
-def install(
-    tune_controller: TuneController, idle: IdleLanes, standing: StandingLanes | None
-) -> None:
-    """Have Tune keep its idle actors there, and take new ones from the standing lanes, if any."""
+def install(tune_controller: TuneController, idle: IdleLanes, lanes: LaneActors) -> None:
+    """Have Tune keep its idle actors there, and take those that it needs from the lanes."""
     controller: Any = getattr(tune_controller, "_tune_controller", tune_controller)
-    controller._actor_cache = idle
-    if standing is not None:
-        controller._class_cache = standing
+    controller._actor_cache, controller._class_cache = idle, lanes
+    if lanes.stay:
         actors = controller._actor_manager
         idle.retire = lambda lane: actors.schedule_actor_task(lane, "retire")

@@ -124,6 +124,11 @@ class Lane:
         self._thread.start()
 
     @property
+    def is_new(self) -> bool:
+        """Whether no turn was begun yet."""
+        return self._num_turns == 0
+
+    @property
     def is_usable(self) -> bool:
         """Whether the lane can take a turn now."""
         return self._loss is None and not self._is_closing and self._turn is None

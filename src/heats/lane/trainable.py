@@ -39,8 +39,9 @@ def end_turn(tune_controller: TuneController, trial: Trial) -> None:
 class LaneTrainable(tune.Trainable):
     """Owns a lane; with `reuse_actors=True` Tune gives it one trial after another.
 
-    `config` has `spec` (a TrialSpec) and `settings` (LaneSettings). Tune calls `reset_config`
-    before anything else of a new trial, so a turn starts in its first `step`.
+    It starts without a trial: `config` has `settings` (LaneSettings) and the `shape` of its first
+    one. `reset_config` brings a trial, before anything else of it, with its `spec` (TrialSpec) and
+    the `settings` again; its turn starts in its first `step`.
     """
 
     make_lane: Callable[[LaneSettings, LaneShape], Lane] = Lane
@@ -48,9 +49,8 @@ class LaneTrainable(tune.Trainable):
     def setup(self, config: dict[str, Any]) -> None:
         """Start the lane; its workers load while Tune goes on."""
         self._settings: LaneSettings = config["settings"]
-        spec: TrialSpec = config["spec"]
-        self._spec: TrialSpec | None = spec
-        self._lane = self.make_lane(self._settings, spec.shape)
+        self._spec: TrialSpec | None = None
+        self._lane = self.make_lane(self._settings, config["shape"])
 
     def step(self) -> dict[str, Any]:
         """Reports up to the next decision, and the outcome when the turn is over."""
@@ -72,6 +72,8 @@ class LaneTrainable(tune.Trainable):
         """End what still runs of the last trial and take the next one."""
         self._spec = new_config["spec"]
         self._settings = self._lane.settings = new_config["settings"]
+        if self._lane.is_new:
+            return True
         if not self._lane.stop():
             grace_s = self._settings.lane.stop_grace_s
             loss = self._lane.loss
@@ -93,6 +95,10 @@ class LaneTrainable(tune.Trainable):
 
     def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:
         """Nothing: a trial continues from `TrialSpec.checkpoint`."""
+
+    def _setup_logdir(self) -> None:
+        """Nothing is written there."""
+        self._logdir = self.config["settings"].storage_path
 
     def _after_fault(self, outcome: Outcome) -> Outcome:
         """Close the lane where it cannot be trusted any more; what is known of the fault then."""

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from ray.tune.experiment import Trial
 
     from heats.cluster import Node
+    from heats.lane.actors import LaneActors
     from heats.lane.lane import LaneSettings
-    from heats.lane.standing import StandingLanes
     from heats.trial import Coordinator, Outcome, Report, TrialSpec, Verdict
 
 T = TypeVar("T")
@@ -37,19 +37,19 @@ _TUNE_ENV = {
 def run_trials(
     coordinator: Coordinator,
     settings: LaneSettings,
+    lanes: LaneActors,
     *,
     nodes: Callable[[], list[Node]],
     max_concurrent: int | None,
-    standing: StandingLanes | None = None,
 ) -> None:
     """Run the coordinator's trials in lanes until it is done.
 
     Args:
         coordinator: Says what runs, and learns how it went.
         settings: Of the lanes.
+        lanes: Where they come from.
         nodes: The cluster's nodes as they are now: it may grow and shrink.
         max_concurrent: Most lanes at work at once; None: as many as fit.
-        standing: Where lanes come from and stay; None: the sweep's lanes end with it.
 
     Raises:
         HeatsError: Ray Tune itself failed. What the coordinator raises is raised as it is.
@@ -72,7 +72,7 @@ def run_trials(
 
     def on_trial(tune_controller: TuneController, spec: TrialSpec) -> None:
         idle.know(spec.shape)
-        install(tune_controller, idle, standing)
+        install(tune_controller, idle, lanes)
 
     def on_lane_death() -> None:
         free_reservations_soon(settings.sweep_id)
@@ -112,7 +112,7 @@ def run_trials(
             msg = f"Ray Tune failed: {exc}"
             raise HeatsError(msg) from exc
         finally:  # Where Ray goes on after the sweep, a lane that was cut off would hold its part.
-            free_reservations(settings.sweep_id, of_the_dead=standing is not None)
+            free_reservations(settings.sweep_id, of_the_dead=lanes.stay)
 
 
 class _Remembering:

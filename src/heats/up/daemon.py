@@ -109,7 +109,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _serve(up: Up, listener: socket.socket, own: Path) -> int:
-    from heats.lane.standing import end, end_all_but_standing
+    from heats.lane.actors import end, end_all_but_standing
 
     driver, idle_since_s, measured_s = _Driver(listener), time.monotonic(), 0.0
     num_early_deaths = 0

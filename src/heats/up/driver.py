@@ -73,7 +73,7 @@ def main(number: int) -> int:
 def _load() -> None:
     """Load what every sweep needs; nothing that a program could want to configure before."""
 
-    import heats.lane.standing
+    import heats.lane.actors
     import heats.sweeper
     import heats.tracking.provenance
     import heats.tune.loop

@@ -31,6 +31,10 @@ class ScriptedLane(Lane):
         self._loss = None
 
     @property
+    def is_new(self) -> bool:
+        return not any(isinstance(note, tuple) for note in self.notes)
+
+    @property
     def is_usable(self) -> bool:
         return self._is_open
 
@@ -69,7 +73,8 @@ class Lanes:
             make_lane: Callable[[LaneSettings, LaneShape], Lane] = staticmethod(self._make)
 
         trainable: LaneTrainable = Scripted.__new__(Scripted)  # Tune's own set-up needs Ray.
-        trainable.setup(self.config(0))
+        trainable.setup({**self.config(0), "shape": self.spec(0).shape})
+        trainable.reset_config(self.config(0))
         return trainable
 
     def spec(self, number: int, num_workers: int | None = None) -> TrialSpec:

@@ -10,8 +10,8 @@ from tests.fakes import fake_spec
 from tests.unit.lane.test_trainable import ScriptedLane
 
 from heats.config import DataConf, Direction, Isolation, LaneConf
+from heats.lane.actors import Standing, StandingLane, key_of
 from heats.lane.lane import LaneSettings
-from heats.lane.standing import Standing, StandingLane, key_of
 from heats.lane.task import TaskRef
 from heats.trial import LaneShape, Objective
 

@@ -1,7 +1,8 @@
-"""Lanes that outlive their sweep, where `heats up` keeps a cluster: the next sweep goes on in them.
+"""The actors that Ray Tune gets for trials: lanes that started ahead of it, or were there already.
 
-Such a lane is a detached actor. A sweep takes over those that run its own program, unchanged since
-they loaded it, in workers of its own shape; all others end.
+Where `heats up` keeps a cluster, lanes outlive their sweep, as detached actors. The next sweep
+takes over those that run its own program, unchanged since they loaded it, in workers of its own
+shape; all others end.
 Verified on ray 2.60; tests/integration/test_ray_contract.py covers the private names.
 """
 
@@ -95,62 +96,76 @@ class StandingLane(LaneTrainable):
             lane.close(is_broken=not is_sound)
 
 
-class StandingLanes(_ActorClassCache):
-    """Gives Tune standing lanes, or starts new ones, where it asks for an actor's class."""
+class LaneActors(_ActorClassCache):
+    """Gives Tune lanes where it asks for an actor's class; they start before Tune does."""
 
-    def __init__(self, settings: LaneSettings, shape: LaneShape) -> None:
-        """Take over the lanes that can go on, for a sweep whose trials have this shape."""
+    def __init__(
+        self, settings: LaneSettings, shape: LaneShape, num_lanes: int, *, stay: bool
+    ) -> None:
+        """Start so many lanes of a shape, or take over those that wait for this program.
+
+        Args:
+            settings: Of the lanes.
+            shape: Of most trials.
+            num_lanes: How many trials there will be at once, as far as is known.
+            stay: Whether lanes outlive the sweep.
+        """
         super().__init__()
-        key = key_of(settings)
-        self._shape, self._free = shape, list[Any]()
+        self._settings, self._shape, self.stay = settings, shape, stay
+        self._free: list[Any] = []
+        self._take_over(key_of(settings) if stay else None)
+        while len(self._free) < num_lanes:
+            self._free.append(self._start(shape))
+
+    def get(self, trainable_cls: type) -> Any:
+        """What Tune takes for the class of its actor."""
+        del trainable_cls
+        return _LaneSource(self)
+
+    def take(self, config: dict[str, Any], storage: Any) -> ActorHandle:
+        """A lane for the trial of a config."""
+        shape: LaneShape = config["spec"].shape
+        if shape != self._shape:  # Those that wait could be in its way.
+            for lane in self._free:
+                ray.kill(lane)
+            self._free.clear()
+        lane = self._free.pop(0) if self._free else self._start(shape)
+        lane.reset.remote(config, storage=storage)
+        return lane
+
+    def _take_over(self, key: str | None) -> None:
+        """Take the lanes that wait for a program; end the others, which hold what ours need."""
         for name, standing in _all_standing():
             lane = ray.get_actor(name, NAMESPACE)
-            is_ours = standing is not None and (standing.key, standing.shape) == (key, shape)
+            is_ours = standing is not None and (standing.key, standing.shape) == (key, self._shape)
             if standing is not None and is_ours and standing.is_current:
                 self._free.append(lane)
             else:
                 ray.kill(lane)
 
-    @property
-    def num_free(self) -> int:
-        """Lanes that no trial has used yet."""
-        return len(self._free)
-
-    def get(self, trainable_cls: type) -> Any:
-        """What Tune takes for the class of its actor."""
-        del trainable_cls
-        return _LaneSource(self, super().get(StandingLane))
-
-    def take(self, config: dict[str, Any], storage: Any, new: Any) -> ActorHandle:
-        """A lane for the trial of a config."""
-        if config["spec"].shape != self._shape:  # Those that wait could be in its way.
-            for lane in self._free:
-                ray.kill(lane)
-            self._free.clear()
-        if self._free:
-            lane = self._free.pop(0)
-            lane.reset.remote(config, storage=storage)
-            return lane
-        name = f"lane-{secrets.token_hex(8)}"
-        detached = new.options(num_cpus=0, lifetime="detached", name=name, namespace=NAMESPACE)
-        return detached.remote(config=config, storage=storage)
+    def _start(self, shape: LaneShape) -> ActorHandle:
+        made = super().get(StandingLane if self.stay else LaneTrainable).options(num_cpus=0)
+        if self.stay:
+            name = f"lane-{secrets.token_hex(8)}"
+            made = made.options(lifetime="detached", name=name, namespace=NAMESPACE)
+        return made.remote(config={"settings": self._settings, "shape": shape})
 
 
 class _LaneSource:
-    """Stands in for an actor's class: `remote` may give an actor that is there already."""
+    """Stands in for an actor's class: `remote` gives an actor that is there already."""
 
     __class__ = ActorClass  # Else Tune would make an actor's class of it.
 
-    def __init__(self, lanes: StandingLanes, new: Any) -> None:
-        self._lanes, self._new = lanes, new
+    def __init__(self, lanes: LaneActors) -> None:
+        self._lanes = lanes
 
     def options(self, **_: Any) -> _LaneSource:
-        """As of an actor's class. The resources are the sweep's, and the lane outlives it."""
+        """As of an actor's class. A lane's own process reserves nothing."""
         return self
 
     def remote(self, *, config: dict[str, Any], storage: Any) -> ActorHandle:
         """As of an actor's class."""
-        return self._lanes.take(config, storage, self._new)
+        return self._lanes.take(config, storage)
 
 
 def end_all_but_standing() -> list[tuple[str, Standing]]:
