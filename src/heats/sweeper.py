@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -209,15 +210,19 @@ def _run_inline(plan: Plan, race: Race) -> None:
 
 
 def _run_in_lanes(plan: Plan, race: Race, view: LiveView, nodes: list[Node]) -> None:
-    from heats.lane.actors import LaneActors
-    from heats.tune.loop import run_trials
+    import ray  # noqa: F401 - whole, before another thread loads more of it
 
+    # Ray's start is mostly waiting for its processes.
+    threading.Thread(target=_load_tune, daemon=True, name="heats-loading").start()
     conf = plan.conf
     view.status("starting Ray" if conf.cluster.address is None else "connecting to Ray")
     with (
         ray_cluster(conf.cluster) as found,
         tempfile.TemporaryDirectory(prefix="heats-lanes-", ignore_cleanup_errors=True) as folder,
     ):
+        from heats.lane.actors import LaneActors
+        from heats.tune.loop import run_trials
+
         nodes[:] = without(found, conf.kept_free)
         shape = plan.shape(nodes)
         num_lanes = min(capacity(shape, nodes), plan.num_trials)
@@ -243,6 +248,12 @@ def _run_in_lanes(plan: Plan, race: Race, view: LiveView, nodes: list[Node]) -> 
             nodes=lambda: without(live_nodes(), conf.kept_free),
             max_concurrent=conf.lane.max_concurrent,
         )
+
+
+def _load_tune() -> None:
+    import heats.lane.actors
+    import heats.tune.scheduler
+    import heats.tune.search  # noqa: F401
 
 
 def _open_ledger(plan: Plan) -> tuple[Ledger, SweepRecord]:

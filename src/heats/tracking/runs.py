@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, TypeVar
 from heats.errors import TrackingError
 from heats.locks import FileLock
 from heats.tracking.provenance import redact_url
+from heats.tracking.sqlite import fold, write_ahead
 from heats.trial import RunCreated
 
 if TYPE_CHECKING:
@@ -256,13 +257,24 @@ class Runs:
 
     def _first_use(self) -> AbstractContextManager[object]:
         """Held while a SQLite store may be made: two processes at once would break it."""
-        scheme, _, path = self.uri.partition(":///")
-        if scheme != "sqlite" or not path:
+        database = self._database()
+        if database is None:
             return nullcontext()
-        database = Path(path.partition("?")[0])
         database.parent.mkdir(parents=True, exist_ok=True)
+        write_ahead(database)
         lock = database.with_name(database.name + ".lock")
         return FileLock(lock, wait_s=_FIRST_USE_LIMIT_S)
+
+    def _database(self) -> Path | None:
+        """The file of a SQLite store."""
+        scheme, _, path = self.uri.partition(":///")
+        return Path(path.partition("?")[0]) if scheme == "sqlite" and path else None
+
+    def settle(self) -> None:
+        """Leave the store as others expect it, once nothing more is sent."""
+        database = self._database()
+        if database is not None and self._mlflow is not None:
+            fold(database)
 
     def _make_experiment(self, client: MlflowClient) -> str:
         from mlflow.exceptions import MlflowException

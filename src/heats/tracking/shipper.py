@@ -110,6 +110,7 @@ class Shipper:
         self._urgent.set()
         if self._thread is not None:
             self._thread.join(timeout=1.0)
+        self._runs.settle()
         return is_done
 
     # --- the thread -----------------------------------------------------------------------------
