@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import runpy
 import shutil
@@ -108,6 +109,49 @@ def test_third_turn_of_a_lane_trains_bit_for_bit_like_a_process_of_its_own(
     assert len(losses(warm, 2)) == 4
     assert losses(warm, 2) == losses(cold, 0)
     assert losses(warm, 1) != losses(cold, 0)
+
+
+COMPILED = """
+import hydra, ray.train, torch
+from torch._dynamo.utils import counters
+
+def loss(x, w):
+    return torch.nn.functional.gelu(x @ w).square().mean()
+
+@hydra.main(version_base="1.3", config_path=None)
+def main(cfg):
+    counters.clear()
+    w = torch.randn(9, cfg.width, requires_grad=True)
+    torch.compile(loss)(torch.randn(7, 9), w).backward()
+    inductor = counters["inductor"]
+    found = {"hits": inductor["fxgraph_cache_hit"], "misses": inductor["fxgraph_cache_miss"]}
+    ray.train.report(found)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_what_one_lane_compiled_is_not_compiled_again_in_another(
+    run_app: Callable[..., SweepRecord], tmp_path: Path
+) -> None:
+    app = tmp_path / "compiled.py"
+    app.write_text(COMPILED)
+    width = random.randrange(10_000)  # Whatever earlier runs have left, this one is new.
+    record = run_app(
+        app,
+        "-m",
+        "hydra/sweeper=heats",
+        f"+width={width}",
+        "+again=1,2",
+        "hydra.sweeper.objective.metric=hits",
+        "hydra.sweeper.scheduler=none",
+        "hydra.sweeper.lane.isolation=process",
+        "hydra.sweeper.lane.max_concurrent=1",
+    )
+    first, second = (trial.reports[-1].metrics for trial in record.trials.values())
+    assert first["misses"] > 0 == first["hits"]
+    assert second["hits"] > 0 == second["misses"]
 
 
 def test_ranks_stop_at_the_same_report_and_share_a_checkpoint_directory(

@@ -126,12 +126,19 @@ class LaneActors(_ActorClassCache):
         """A lane for the trial of a config."""
         shape: LaneShape = config["spec"].shape
         if shape != self._shape:  # Those that wait could be in its way.
-            for lane in self._free:
-                ray.kill(lane)
-            self._free.clear()
+            self._end_free()
         lane = self._free.pop(0) if self._free else self._start(shape)
         lane.reset.remote(config, storage=storage)
         return lane
+
+    def end_unused(self) -> None:
+        """End the lanes that no trial came for, unless they wait for another sweep."""
+        if not self.stay:
+            self._end_free()
+
+    def _end_free(self) -> None:
+        while self._free:
+            ray.kill(self._free.pop())
 
     def _take_over(self, key: str | None) -> None:
         """Take the lanes that wait for a program; end the others, which hold what ours need."""

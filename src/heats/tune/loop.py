@@ -111,7 +111,9 @@ def run_trials(
                 raise remembering.error from None
             msg = f"Ray Tune failed: {exc}"
             raise HeatsError(msg) from exc
-        finally:  # Where Ray goes on after the sweep, a lane that was cut off would hold its part.
+        finally:
+            lanes.end_unused()
+            # Where Ray goes on after the sweep, a lane that was cut off would hold its part.
             free_reservations(settings.sweep_id, of_the_dead=lanes.stay)
 
 
