@@ -1,6 +1,7 @@
 """Plain Ray programs that do what a heats sweep of trivial trials does.
 
-`python -m benchmarks.stock PROGRAM COUNT OUT` runs one; its result is in the file OUT, as JSON:
+`python -m benchmarks.stock PROGRAM COUNT OUT [FIRST]` runs one; its result is in the file OUT, as
+JSON, and the time of its first report, since the epoch, in the file FIRST:
 
 - `cold COUNT`: so many Tune trials, each fitting a `TorchTrainer` of its own, as Ray's guide
   "Hyperparameter Tuning with Ray Tune" (Train V2) shows. The wall-clock time of each trial's end.
@@ -26,7 +27,7 @@ from ray.train.torch import TorchTrainer
 from ray.tune.integration.ray_train import TuneReportCallback
 
 from benchmarks.machine import num_cpus
-from benchmarks.trivial import NUM_REPORTS, train
+from benchmarks.trivial import NUM_REPORTS, note_first, train
 
 ONE_WORKER = ray.train.ScalingConfig(num_workers=1, resources_per_worker={"CPU": 1})
 
@@ -59,16 +60,19 @@ def fit_trainer(config: dict[str, Any]) -> None:
 
 def report_to_tune(config: dict[str, Any]) -> None:
     """One Tune trial that needs no other process: it reports, and that is all."""
+    note_first(config)
     for _ in range(NUM_REPORTS):
         tune.report({"loss": config["lr"]})
 
 
-def tune_trials(trainable: Any, count: int, storage: str, **settings: Any) -> list[float]:
+def tune_trials(
+    trainable: Any, count: int, storage: str, fixed: dict[str, str], **settings: Any
+) -> list[float]:
     """Wall-clock time of each trial's end, in order."""
     ends = EndTimes()
     results = tune.Tuner(
         trainable,
-        param_space={"lr": tune.loguniform(1e-4, 1e-1), "storage": storage},
+        param_space={"lr": tune.loguniform(1e-4, 1e-1), "storage": storage, **fixed},
         tune_config=tune.TuneConfig(num_samples=count, **settings),
         run_config=tune.RunConfig(storage_path=storage, verbose=0, callbacks=[ends]),
     ).fit()
@@ -77,17 +81,18 @@ def tune_trials(trainable: Any, count: int, storage: str, **settings: Any) -> li
     return ends.times_s
 
 
-def main(program: str, count: int, out: Path) -> None:
+def main(program: str, count: int, out: Path, first: str | None = None) -> None:
     """Run one of the programs on all CPUs that this process may use."""
+    fixed = {} if first is None else {"first": first}
     ray.init("local", num_cpus=num_cpus(), log_to_driver=False, logging_level="ERROR")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as storage:
         if program == "cold":
             # The process that calls fit() only waits: all CPUs are for workers, as in a lane.
             trainable = tune.with_resources(fit_trainer, {"CPU": 0, "memory": 1})
-            ends = tune_trials(trainable, count, storage, max_concurrent_trials=num_cpus())
+            ends = tune_trials(trainable, count, storage, fixed, max_concurrent_trials=num_cpus())
             out.write_text(json.dumps(ends), encoding="utf-8")
         elif program == "reused":
-            ends = tune_trials(report_to_tune, count, storage, reuse_actors=True)
+            ends = tune_trials(report_to_tune, count, storage, fixed, reuse_actors=True)
             out.write_text(json.dumps(ends), encoding="utf-8")
         elif program == "reports":
             TorchTrainer(
@@ -102,4 +107,4 @@ def main(program: str, count: int, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]).resolve())
+    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]).resolve(), *sys.argv[4:])
