@@ -151,11 +151,13 @@ class LaneActors(_ActorClassCache):
                 ray.kill(lane)
 
     def _start(self, shape: LaneShape) -> ActorHandle:
-        made = super().get(StandingLane if self.stay else LaneTrainable).options(num_cpus=0)
+        lane_class = super().get(StandingLane if self.stay else LaneTrainable)
+        options: dict[str, Any] = {"num_cpus": 0}
         if self.stay:
             name = f"lane-{secrets.token_hex(8)}"
-            made = made.options(lifetime="detached", name=name, namespace=NAMESPACE)
-        return made.remote(config={"settings": self._settings, "shape": shape})
+            options |= {"lifetime": "detached", "name": name, "namespace": NAMESPACE}
+        config = {"settings": self._settings, "shape": shape}
+        return lane_class.options(**options).remote(config=config)
 
 
 class _LaneSource:
