@@ -19,11 +19,18 @@ def clear_errors(main: Callable[[], Any]) -> Callable[[], Any]:
     """`main`, a `@hydra.main` function, saying in one message what is wrong with its command line.
 
     What Hydra and heats refuse ends the process with exit code 2 and no traceback, Ctrl-C with 130.
-    With HYDRA_FULL_ERROR=1 in the environment everything is raised as it is.
+    With HYDRA_FULL_ERROR=1 in the environment everything is raised as it is. Where `heats up` runs,
+    a process that it keeps runs the program instead: see heats.up.
     """
 
     @functools.wraps(main)
     def guarded() -> Any:
+        if _is_plain(sys.argv[1:]):
+            from heats.up.client import hand_over
+
+            code = hand_over()
+            if code is not None:
+                raise SystemExit(code)
         if os.environ.get(_FULL_ERROR) == "1":
             return main()
         os.environ[_FULL_ERROR] = "1"  # Else Hydra prints what it likes and ends with 1.
@@ -44,6 +51,11 @@ def clear_errors(main: Callable[[], Any]) -> Callable[[], Any]:
             os.environ.pop(_FULL_ERROR, None)
 
     return guarded
+
+
+def _is_plain(arguments: list[str]) -> bool:
+    """Whether the command line asks for training, and not for help or a look at the config."""
+    return all(each in ("-m", "--multirun") or not each.startswith("-") for each in arguments)
 
 
 def _is_about_input(exc: Exception) -> bool:

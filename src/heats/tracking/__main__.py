@@ -39,7 +39,9 @@ class _Process:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._lock = threading.Lock()
-        import mlflow.tracking  # noqa: F401 - while the driver gets to its sweep
+        if not connection.poll():  # There is no sweep yet: be ready for it.
+            import mlflow.store.tracking.sqlalchemy_store
+            import mlflow.tracking  # noqa: F401
 
         sweep: Sweep = connection.recv()
         os.chdir(sweep.cwd)

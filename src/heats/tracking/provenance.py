@@ -10,6 +10,7 @@ import platform
 import re
 import subprocess
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -79,9 +80,12 @@ def provenance(cwd: Path, script: str | None) -> Provenance:
     )
 
 
+@cache
 def installed_packages() -> dict[str, str]:
     """Version of each installed distribution, by name."""
-    found = {dist.name: dist.version for dist in metadata.distributions() if dist.name}
+    # Each look at `metadata` parses the whole file.
+    told = (dist.metadata for dist in metadata.distributions())
+    found = {each["Name"]: each["Version"] for each in told if each["Name"]}
     return dict(sorted(found.items(), key=lambda item: item[0].lower()))
 
 

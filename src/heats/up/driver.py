@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import array
 import atexit
+import importlib
 import json
 import os
 import runpy
@@ -22,6 +23,21 @@ from heats.errors import ExitCode
 from heats.locks import FileLock
 from heats.service import BUSY, Up, folder, serve
 
+_MODULES = (
+    "hydra.main",
+    "hydra.utils",
+    "optuna",
+    "ray.dag",
+    "ray.tune",
+    "ray.train",
+    "rich.live",
+    "heats.lane.actors",
+    "heats.scheduler",
+    "heats.sweeper",
+    "heats.tune.loop",
+    "heats.tune.scheduler",
+    "heats.tune.search",
+)
 _LOOK_EVERY_S = 1.0
 _MAX_BYTES = 2**16
 
@@ -72,16 +88,20 @@ def main(number: int) -> int:
 
 def _load() -> None:
     """Load what every sweep needs; nothing that a program could want to configure before."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from omegaconf import OmegaConf
 
-    import heats.lane.actors
-    import heats.sweeper
-    import heats.tracking.provenance
-    import heats.tune.loop
-    import heats.tune.scheduler
-    import heats.tune.search  # noqa: F401
+    from heats.tracking.provenance import installed_packages
     from heats.tracking.tracker import start_early
 
     start_early()
+    for name in _MODULES:
+        importlib.import_module(name)
+    installed_packages()
+    # Each parser learns its grammar with the first texts that it reads.
+    parser = OverridesParser.create()
+    parser.parse_overrides(["a=tag(log, interval(1e-5, 0.1))", "b=1,x,[2]", "c='${d.e:f}'"])
+    OmegaConf.to_container(OmegaConf.create({"a": "${b.c}", "b": {"c": "x-${d}"}, "d": 1}))
 
 
 def _receive(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
