@@ -1,7 +1,8 @@
 """Seconds from Enter to the first report of the first trial, beside plain Ray.
 
-Each run is a command of its own, in a new folder, with as many trivial trials as there are CPUs;
-the contenders take turns. The trial itself notes when it comes to its first report.
+Each run is a command of its own with as many trivial trials as there are CPUs, in a new folder; in
+that of the sweep before with `heats up`. The contenders take turns. The trial itself notes when it
+comes to its first report.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from benchmarks.timing import finish, scratch, start
 HEATS = str(Path(sys.executable).with_name("heats"))
 RESULTS = PROJECT / "benchmarks" / "results"
 REST_S = 12.0
-"""Between a sweep and the next one in what `heats up` keeps: it loads another driver then."""
+"""Between two runs: `heats up` loads another driver after each of its own."""
 
 Command = Callable[[Path], list[str]]
 
@@ -61,20 +62,22 @@ def of_stock(program: str) -> Command:
 def first_report_s(command: Command, folder: Path, env: dict[str, str]) -> float:
     """Seconds until the first report of a program that runs in a folder."""
     began_s = time.time()
+    first = folder / "first"
+    first.unlink(missing_ok=True)
     finish(start(command(folder), folder, env), folder)
-    return float((folder / "first").read_text()) - began_s
+    return float(first.read_text()) - began_s
 
 
 @contextmanager
-def heats_up() -> Iterator[dict[str, str]]:
-    """Environment of a shell in which `heats up` was typed, and one sweep was run."""
+def heats_up() -> Iterator[tuple[Path, dict[str, str]]]:
+    """Folder and environment of a shell in which `heats up` was typed, and one sweep was run."""
     folder = tempfile.mkdtemp(prefix="hb-")  # Sockets are in it, whose paths must be short.
     env = {"TMPDIR": folder}
     with scratch() as own:
         try:
             finish(start([HEATS, "up"], own, env), own)
             first_report_s(of_heats, own, env)
-            yield env
+            yield own, env
         finally:
             finish(start([HEATS, "down", "--force"], own, env), own)
             shutil.rmtree(folder, ignore_errors=True)
@@ -94,15 +97,15 @@ def main(arguments: list[str]) -> None:
     }
     seconds: dict[str, list[float]] = {name: [] for name in programs}
     others: list[float] = []
-    with heats_up() as env:
+    with heats_up() as (own, env):
         for _ in range(repeats):
             for name, (label, command) in programs.items():
-                if name == "up":
-                    time.sleep(REST_S)
+                time.sleep(REST_S)
                 load, busy = load_average(), others_cpu_share()
                 others.append(busy)
                 with scratch() as folder:
-                    took_s = first_report_s(command, folder, env if name == "up" else {})
+                    here = (own, env) if name == "up" else (folder, {})
+                    took_s = first_report_s(command, *here)
                 seconds[name].append(took_s)
                 console.print(f"{label}: {took_s:.2f} s (load {load:.1f})", highlight=False)
     table = Table(title="Enter to first report, in s", title_justify="left")
