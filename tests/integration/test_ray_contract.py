@@ -702,6 +702,15 @@ def test_tunes_controller_keeps_idle_actors_where_heats_puts_its_own() -> None:
     require("TrialRunnerWrapper(" in wrapped, "TrialRunnerWrapper", "it is unwrapped", IDLE)
 
 
+def test_tune_knows_which_trials_have_not_arrived_in_their_lane_yet() -> None:
+    reset = inspect.getsource(TuneController._schedule_trial_reset)
+    done = inspect.getsource(TuneController._on_trial_reset)
+    holds = "self._resetting_trials.add(trial)" in reset
+    holds &= "self._resetting_trials.remove(trial)" in done
+    why = "a lane that died idle is not held against its trial"
+    require(holds, "TuneController._resetting_trials", why, TUNE)
+
+
 def test_tune_takes_its_actors_from_a_class_that_heats_gives_it() -> None:
     source = inspect.getsource(TuneController)
     holds = "self._class_cache = _ActorClassCache()" in source

@@ -39,7 +39,6 @@ class LanePool:
         self._nodes: list[Node] = []
         self._asked_s = -_LOOK_EVERY_S
         self._running: dict[str, LaneShape] = {}
-        self._in_used: set[str] = set()
         self._idle: list[LaneShape] = []
         self._claimed: Counter[LaneShape] = Counter()
         self._retired: list[LaneShape] = []
@@ -58,7 +57,6 @@ class LanePool:
             return False
         if shape in self._unclaimed():
             self._claimed[shape] += 1
-            self._in_used.add(trial_id)
         else:
             while not self._fits(shape, self._unclaimed()):
                 oldest = self._unclaimed()[0]
@@ -73,14 +71,9 @@ class LanePool:
         """Whether no trial runs."""
         return not self._running
 
-    def is_in_used_lane(self, trial_id: str) -> bool:
-        """Whether a running trial was given a lane that another had before."""
-        return trial_id in self._in_used
-
     def leave(self, trial_id: str) -> None:
         """A trial does not run any more; its lane is gone unless `rest` follows."""
         self._running.pop(trial_id, None)
-        self._in_used.discard(trial_id)
         self._forget_refusals()
 
     # --- lanes ----------------------------------------------------------------------------------

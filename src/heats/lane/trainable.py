@@ -36,6 +36,11 @@ def end_turn(tune_controller: TuneController, trial: Trial) -> None:
     tune_controller._schedule_trial_task(trial, "end_turn", on_error=failed)
 
 
+def has_begun(tune_controller: TuneController, trial: Trial) -> bool:
+    """Whether a trial has arrived in its lane: one that was idle could be dead by then."""
+    return trial not in tune_controller._resetting_trials
+
+
 class LaneTrainable(tune.Trainable):
     """Owns a lane; with `reuse_actors=True` Tune gives it one trial after another.
 

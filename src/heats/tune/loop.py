@@ -86,9 +86,7 @@ def run_trials(
             trainable,
             tune_config=tune.TuneConfig(
                 search_alg=TrialSearcher(remembering, settings, pool),
-                scheduler=VerdictScheduler(
-                    remembering, on_trial, on_lane_death, pool.is_in_used_lane
-                ),
+                scheduler=VerdictScheduler(remembering, on_trial, on_lane_death),
                 num_samples=-1,
                 reuse_actors=True,
                 trial_name_creator=_name,

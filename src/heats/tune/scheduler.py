@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
 from heats.lane.health import fault_of_group
-from heats.lane.trainable import OUTCOME, REPORTS, end_turn
+from heats.lane.trainable import OUTCOME, REPORTS, end_turn, has_begun
 from heats.trial import Ending, Fault, Outcome, TrialSpec, Verdict
 
 if TYPE_CHECKING:
@@ -25,8 +25,7 @@ class VerdictScheduler(FIFOScheduler):
     """Passes every result of a lane to the coordinator and its verdict to Tune.
 
     `on_trial` is called with Tune's controller for each trial before anything is done for it;
-    `on_lane_death` when the process of a lane has died. `is_in_used_lane` says of a Tune trial
-    whether another had its lane before.
+    `on_lane_death` when the process of a lane has died.
     """
 
     def __init__(
@@ -34,13 +33,10 @@ class VerdictScheduler(FIFOScheduler):
         coordinator: Coordinator,
         on_trial: Callable[[TuneController, TrialSpec], None],
         on_lane_death: Callable[[], None],
-        is_in_used_lane: Callable[[str], bool],
     ) -> None:
         super().__init__()
         self._coordinator = coordinator
         self._on_trial, self._on_lane_death = on_trial, on_lane_death
-        self._is_in_used_lane = is_in_used_lane
-        self._heard: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
         """Nothing: the Tuner writes itself to a file that nobody will read."""
@@ -55,7 +51,6 @@ class VerdictScheduler(FIFOScheduler):
         self, tune_controller: TuneController, trial: Trial, result: dict[str, Any]
     ) -> str:
         """Record the reports of a step; end the attempt where it is over or to be stopped."""
-        self._heard.add(trial.trial_id)
         number = _number(trial)
         verdict = self._coordinator.record(number, result[REPORTS])
         outcome: Outcome | None = result[OUTCOME]
@@ -73,9 +68,8 @@ class VerdictScheduler(FIFOScheduler):
         error = _error(trial)
         fault = fault_of_group(error, num_oom_kills=0)
         if fault is None:  # One that died while it was idle, which nobody could know, is free.
-            was_idle = trial.trial_id not in self._heard
-            was_idle &= self._is_in_used_lane(trial.trial_id)
-            fault = Fault.retired if was_idle else Fault.lane_died
+            had_begun = has_begun(tune_controller, trial)
+            fault = Fault.lane_died if had_begun else Fault.retired
         reason = f"The process of its lane ended: {error}"
         self._coordinator.end(_number(trial), Outcome.failed(fault, reason))
         self._on_lane_death()

@@ -23,6 +23,7 @@ class Controller:
 
     def __init__(self) -> None:
         self.ended: list[int] = []
+        self._resetting_trials: list[Any] = []
 
     def _trial_task_failure(self, trial: Any, exception: Exception) -> None:
         pass
@@ -41,7 +42,7 @@ def no_death() -> None:
 
 
 def scheduler(coordinator: FakeCoordinator) -> VerdictScheduler:
-    return VerdictScheduler(coordinator, lambda *_: None, no_death, lambda _: False)
+    return VerdictScheduler(coordinator, lambda *_: None, no_death)
 
 
 def trial(number: int = 3, *, error_file: Path | None = None) -> Any:
@@ -102,9 +103,7 @@ def test_trial_whose_process_died_is_lost_with_the_reason(tmp_path: Path, text: 
         path.write_text(text, encoding="utf-8")
     coordinator = FakeCoordinator([])
     deaths: list[str] = []
-    own = VerdictScheduler(
-        coordinator, lambda *_: None, lambda: deaths.append("lane"), lambda _: False
-    )
+    own = VerdictScheduler(coordinator, lambda *_: None, lambda: deaths.append("lane"))
     own.on_trial_error(TUNE, trial(error_file=path))
     assert deaths == ["lane"]
     ((number, outcome),) = coordinator.ended
@@ -119,8 +118,9 @@ def test_tune_has_nothing_to_save() -> None:
 
 def test_trial_whose_lane_died_before_it_came_is_not_charged() -> None:
     coordinator = FakeCoordinator([])
-    used = VerdictScheduler(coordinator, lambda *_: None, lambda: None, lambda _: True)
-    used.on_trial_error(TUNE, trial(3))
-    used.on_trial_result(TUNE, trial(4), step([], None))
-    used.on_trial_error(TUNE, trial(4))
+    own = VerdictScheduler(coordinator, lambda *_: None, lambda: None)
+    controller: Any = Controller()
+    controller._resetting_trials = [coming := trial(3)]
+    own.on_trial_error(controller, coming)
+    own.on_trial_error(controller, trial(4))
     assert [outcome.fault for _, outcome in coordinator.ended] == [Fault.retired, Fault.lane_died]
