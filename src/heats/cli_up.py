@@ -133,6 +133,8 @@ def _end(running: Up, *, is_forced: bool) -> None:
         raise HeatsError(msg)
     with suppress(psutil.NoSuchProcess):
         service = psutil.Process(running.pid)
+        if service.create_time() != running.created_s:
+            return  # It has ended, and its number is another process's now.
         started = service.children(recursive=True)
         os.kill(running.pid, signal.SIGTERM)
         until = time.monotonic() + _END_LIMIT_S

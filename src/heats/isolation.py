@@ -128,7 +128,7 @@ def _run(plan: Plan, folder: Path) -> dict[str, Curve]:
                 system_interval_s=None,
             )
             turns = _Turns({name: _spec(plan, shape, name, folder) for name in names})
-            lanes = LaneActors(settings, shape, 1, stay=False)
+            lanes = LaneActors(settings, shape, num_ahead=1, max_lanes=1, stay=False)
             run_trials(turns, settings, lanes, nodes=live_nodes, max_concurrent=1)
             for name, curve in turns.curves.items():
                 curve.retired = retirement(log_path(str(folder / name), 0))

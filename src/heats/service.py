@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import resource
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
@@ -34,10 +35,12 @@ _PREFIXES_OF_A_SHELL = ("DBUS_", "SSH_", "SYSTEMD_", "VSCODE_", "XDG_SESSION_")
 class Up:
     """A service that runs: its process, Ray cluster and environment.
 
-    `environ` has a digest of each environment variable; `started_s` is the time since the epoch.
+    `environ` has a digest of each part of the environment; `started_s` is the time since the epoch,
+    and `created_s` what the system says of the process, to tell it from another of its number.
     """
 
     pid: int
+    created_s: float
     started_s: float
     address: str
     num_cpus: int
@@ -49,13 +52,18 @@ class Up:
     @classmethod
     def read(cls) -> Up | None:
         """The service of this environment; None where none runs."""
-        own = folder()
-        if not is_locked(own / LOCK):
-            return None
         try:
+            own = folder()
+            if not is_locked(own / LOCK):
+                return None
             return cls(**json.loads((own / _STATE).read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
-            return None  # It only starts, or is another version's.
+        except (HeatsError, OSError, ValueError, TypeError):
+            return None  # Somebody else's folder; or it only starts, or is another version's.
+
+    @staticmethod
+    def forget() -> None:
+        """Nothing is told any more of the one before."""
+        (folder() / _STATE).unlink(missing_ok=True)
 
     def save(self) -> None:
         """Tell of it, all at once."""
@@ -70,15 +78,15 @@ class Up:
         names = {*own, *self.environ}
         if different := sorted(name for name in names if own.get(name) != self.environ.get(name)):
             listed = ", ".join(different[:5]) + (", ..." if len(different) > 5 else "")
-            return f"environment variables are other than there: {listed}"
+            return f"the environment is another one than there: {listed}"
         if self._has_new_packages():
             return "packages have changed since it started"
         return None
 
     def _has_new_packages(self) -> bool:
         packages = [Path(entry) for entry in sys.path if entry.endswith("-packages")]
-        own = Path(__file__).parent.parent.rglob("*.py")
-        return any(path.stat().st_ctime > self.started_s for path in (*packages, *own))
+        own = Path(__file__).parent.rglob("*.py")
+        return any(_changed_s(path) > self.started_s for path in (*packages, *own))
 
 
 def folder() -> Path:
@@ -99,19 +107,46 @@ def folder() -> Path:
 
 
 def environ_digests() -> dict[str, str]:
-    """The environment that this process was started with; values are digests.
+    """The environment that this process was started with, its limits included; as digests.
 
     What only a shell or a terminal reads is not in it, nor what the program itself has set since:
     it would set that again.
     """
+    found = {name: text for name, text in first_environ().items() if not is_of_a_shell(name)}
     return {
-        name: hashlib.sha256(value.encode(errors="surrogateescape")).hexdigest()[:16]
-        for name, value in _first_environ().items()
-        if not is_of_a_shell(name)
+        name: hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
+        for name, text in (found | _limits()).items()
     }
 
 
-def _first_environ() -> dict[str, str]:
+def shell_environ() -> dict[str, str]:
+    """What a shell or a terminal reads of the environment that this process was started with."""
+    return {name: text for name, text in first_environ().items() if is_of_a_shell(name)}
+
+
+def _limits() -> dict[str, str]:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    limits = {
+        "(umask)": oct(mask),
+        "(niceness)": str(os.getpriority(os.PRIO_PROCESS, 0)),
+        "(open files)": str(resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
+        "(memory)": str(resource.getrlimit(resource.RLIMIT_AS)),
+    }
+    if hasattr(os, "sched_getaffinity"):
+        limits["(CPUs)"] = str(sorted(os.sched_getaffinity(0)))
+    return limits
+
+
+def _changed_s(path: Path) -> float:
+    try:
+        return path.stat().st_ctime
+    except OSError:
+        return 0.0
+
+
+def first_environ() -> dict[str, str]:
+    """The environment that this process was started with."""
     try:
         entries = Path("/proc/self/environ").read_bytes().split(b"\0")
     except OSError:  # Not Linux: what it is now is as near as one gets.
@@ -123,6 +158,13 @@ def _first_environ() -> dict[str, str]:
 def is_of_a_shell(name: str) -> bool:
     """Whether only a shell or a terminal reads this environment variable."""
     return name in _OF_A_SHELL or name.startswith(_PREFIXES_OF_A_SHELL)
+
+
+class NotHereError(BaseException):
+    """A sweep cannot run in what `heats up` keeps, and nothing of it has begun: the reason.
+
+    A `BaseException`, so that nothing on its way to the driver swallows it.
+    """
 
 
 @dataclass(slots=True)

@@ -72,6 +72,7 @@ def run(
     """
     try:
         plan = Plan.make(hydra_context, task_function, config, arguments)
+        _refuse_service(plan)
         if plan.conf.check is Check.isolation:
             from heats.isolation import check_isolation
 
@@ -85,6 +86,18 @@ def run(
         raise SystemExit(ExitCode.BAD_INPUT) from exc
     if code:
         raise SystemExit(code)
+
+
+def _refuse_service(plan: Plan) -> None:
+    """Leave a process that `heats up` keeps, where the sweep wants another cluster or none."""
+    if service.current() is None:
+        return
+    if plan.conf.lane.isolation is Isolation.inline:
+        msg = "lane.isolation=inline needs no lanes"
+        raise service.NotHereError(msg)
+    if service_of(plan.conf.cluster) is None:
+        msg = "its cluster is not what the settings in cluster ask for"
+        raise service.NotHereError(msg)
 
 
 # --- running ----------------------------------------------------------------------------------
@@ -240,7 +253,9 @@ def _run_in_lanes(plan: Plan, race: Race, view: LiveView, nodes: list[Node]) -> 
         )
         # They start while Ray Tune gets ready, MLflow is loaded and the first trials are composed.
         num_ahead = num_lanes if plan.has_one_shape else 0
-        lanes = LaneActors(settings, shape, num_ahead, stay=keeps_lanes)
+        lanes = LaneActors(
+            settings, shape, num_ahead=num_ahead, max_lanes=num_lanes, stay=keeps_lanes
+        )
         run_trials(
             race,
             settings,

@@ -88,6 +88,11 @@ def test_next_sweep_goes_on_in_the_lanes_of_the_last_one(up: Program) -> None:
     assert values == [100, 200, 300, 400]
     assert not new_pids & pids
 
+    inline = sweep(up, "inline", "hydra.sweeper.lane.isolation=inline")
+    assert inline.wait() == 0, inline.output
+    assert "lane.isolation=inline needs no lanes" in inline.output
+    assert facts(up, "inline")[0] == values
+
     fourth = sweep(up, "fourth", "+epochs=500", "+epoch_s=0.1")
     folder = up.folder / "mlruns" / "sweeps" / "fourth"
     until = time.monotonic() + 60

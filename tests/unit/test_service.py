@@ -18,7 +18,7 @@ from heats.service import LOCK, Up, environ_digests, folder
 def environ(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The environment that this process seems to have been started with."""
     environ = {"HOME": "/home/ada"}
-    monkeypatch.setattr(service, "_first_environ", lambda: environ)
+    monkeypatch.setattr(service, "first_environ", lambda: environ)
     return environ
 
 
@@ -31,6 +31,7 @@ def own_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def an_up(**changes: object) -> Up:
     values = {
         "pid": os.getpid(),
+        "created_s": 1.0,
         "started_s": time.time() + 60,
         "address": "127.0.0.1:6379",
         "num_cpus": 2,
@@ -58,6 +59,19 @@ def test_folder_is_its_users_alone(own_tmp: Path) -> None:
     (own_tmp / f"heats-{os.getuid()}").chmod(0o755)
     with pytest.raises(HeatsError, match="others may use it"):
         folder()
+
+
+def test_folder_of_somebody_else_is_no_service(own_tmp: Path) -> None:
+    (own_tmp / f"heats-{os.getuid()}").write_text("in the way")
+    assert Up.read() is None
+
+
+def test_forgotten_service_is_not_found() -> None:
+    an_up().save()
+    Up.forget()
+    Up.forget()
+    with FileLock(folder() / LOCK):
+        assert Up.read() is None
 
 
 def test_folder_that_is_a_link_is_refused(own_tmp: Path) -> None:
@@ -93,8 +107,17 @@ def test_other_environment_is_refused_by_name_without_its_values(environ: dict[s
     assert "s3cret" not in str(up)
     environ |= {"API_KEY": "other", "CUDA_VISIBLE_DEVICES": "1"}
     assert up.refusal() == (
-        "environment variables are other than there: API_KEY, CUDA_VISIBLE_DEVICES"
+        "the environment is another one than there: API_KEY, CUDA_VISIBLE_DEVICES"
     )
+
+
+def test_other_limits_are_another_environment(environ: dict[str, str]) -> None:
+    up = an_up()
+    mask = os.umask(0o027)
+    try:
+        assert up.refusal() == "the environment is another one than there: (umask)"
+    finally:
+        os.umask(mask)
 
 
 def test_packages_that_have_changed_since_are_refused() -> None:

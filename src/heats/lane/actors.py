@@ -13,6 +13,7 @@ import logging
 import os
 import secrets
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -68,14 +69,14 @@ def key_of(settings: LaneSettings) -> str | None:
 
 
 class StandingLane(LaneTrainable):
-    """A lane that Tune's `stop` only ends the turn of; it stays unless `retire` came before."""
+    """A lane of which Tune's `stop` ends only the turn where `stay` came before."""
 
-    _is_retired = False
+    _stays = False
     _standing: Standing | None = None
 
-    def retire(self) -> None:
-        """Let the next `stop` end the lane."""
-        self._is_retired = True
+    def stay(self) -> None:
+        """Wait for another sweep after the next `stop`: this one needs the lane no more."""
+        self._stays = True
 
     def standing(self) -> Standing | None:
         """What the lane is between two sweeps; None where it cannot go on."""
@@ -83,38 +84,50 @@ class StandingLane(LaneTrainable):
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Take the next trial, which may be another sweep's."""
-        self._standing = None
+        self._standing, self._stays = None, False
         return super().reset_config(new_config)
 
     def cleanup(self) -> None:
         """Wait for another sweep, or end."""
         key, lane = key_of(self._settings), self._lane
         is_sound = lane.stop()
-        if is_sound and lane.is_usable and key is not None and not self._is_retired:
+        if self._stays and is_sound and lane.is_usable and key is not None:
             self._standing = Standing(key, lane.shape, time.time(), lane.loaded_s, lane.files)
         else:
             lane.close(is_broken=not is_sound)
+            self._leave()
+
+    def _leave(self) -> None:
+        """End this process: a detached actor outlives its last handle."""
+        ray.actor.exit_actor()
 
 
 class LaneActors(_ActorClassCache):
     """Gives Tune lanes where it asks for an actor's class; they start before Tune does."""
 
     def __init__(
-        self, settings: LaneSettings, shape: LaneShape, num_lanes: int, *, stay: bool
+        self,
+        settings: LaneSettings,
+        shape: LaneShape,
+        *,
+        num_ahead: int,
+        max_lanes: int,
+        stay: bool,
     ) -> None:
-        """Start so many lanes of a shape, or take over those that wait for this program.
+        """Start lanes of a shape, or take over those that wait for this program.
 
         Args:
             settings: Of the lanes.
             shape: Of most trials.
-            num_lanes: How many trials there will be at once, as far as is known.
+            num_ahead: How many trials of it there will be at once, as far as is known.
+            max_lanes: How many fit at once.
             stay: Whether lanes outlive the sweep.
         """
         super().__init__()
         self._settings, self._shape, self.stay = settings, shape, stay
         self._free: list[Any] = []
-        self._take_over(key_of(settings) if stay else None)
-        while len(self._free) < num_lanes:
+        self._take_over(key_of(settings) if stay else None, max_lanes)
+        while len(self._free) < num_ahead:
             self._free.append(self._start(shape))
 
     def get(self, trainable_cls: type) -> Any:
@@ -137,18 +150,20 @@ class LaneActors(_ActorClassCache):
             self._end_free()
 
     def _end_free(self) -> None:
+        """End the lanes that wait; by word, so that each frees what its workers reserve."""
         while self._free:
-            ray.kill(self._free.pop())
+            self._free.pop().stop.remote()
 
-    def _take_over(self, key: str | None) -> None:
+    def _take_over(self, key: str | None, max_lanes: int) -> None:
         """Take the lanes that wait for a program; end the others, which hold what ours need."""
         for name, standing in _all_standing():
-            lane = ray.get_actor(name, NAMESPACE)
             is_ours = standing is not None and (standing.key, standing.shape) == (key, self._shape)
-            if standing is not None and is_ours and standing.is_current:
-                self._free.append(lane)
+            is_wanted = standing is not None and is_ours and len(self._free) < max_lanes
+            if standing is not None and is_wanted and standing.is_current:
+                with suppress(ValueError):  # It ended in this moment.
+                    self._free.append(ray.get_actor(name, NAMESPACE))
             else:
-                ray.kill(lane)
+                end(name)
 
     def _start(self, shape: LaneShape) -> ActorHandle:
         lane_class = super().get(StandingLane if self.stay else LaneTrainable)

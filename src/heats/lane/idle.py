@@ -31,8 +31,8 @@ class IdleLanes(_ObjectCache):
     def __init__(self, pool: LanePool) -> None:
         super().__init__(may_keep_one=True)
         self._pool = pool
-        self.retire: Callable[[Any], object] | None = None
-        """Is told of each lane that ends to make room, where `stop` ends the turn alone."""
+        self.release: Callable[[Any], object] | None = None
+        """Is told of each lane that the sweep needs no more, where such lanes may stay."""
         self._shapes: dict[PlacementGroupFactory, LaneShape] = {}
 
     def know(self, shape: LaneShape) -> None:
@@ -56,13 +56,14 @@ class IdleLanes(_ObjectCache):
     def flush_cached_objects(self, force_all: bool = False) -> Iterator[Any]:
         """The lanes that end now."""
         if force_all:
-            yield from super().flush_cached_objects(force_all=True)
+            for lane in super().flush_cached_objects(force_all=True):
+                if self.release is not None:
+                    self.release(lane)
+                yield lane
             return
         for shape in self._pool.retire():
             lane = super().pop_cached_object(resources_of(shape))
             if lane is not None:
-                if self.retire is not None:
-                    self.retire(lane)
                 yield lane
 
 
@@ -81,4 +82,4 @@ def install(tune_controller: TuneController, idle: IdleLanes, lanes: LaneActors)
     controller._actor_cache, controller._class_cache = idle, lanes
     if lanes.stay:
         actors = controller._actor_manager
-        idle.retire = lambda lane: actors.schedule_actor_task(lane, "retire")
+        idle.release = lambda lane: actors.schedule_actor_task(lane, "stay")

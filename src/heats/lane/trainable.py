@@ -77,7 +77,7 @@ class LaneTrainable(tune.Trainable):
         """End what still runs of the last trial and take the next one."""
         self._spec = new_config["spec"]
         self._settings = self._lane.settings = new_config["settings"]
-        if self._lane.is_new:
+        if self._lane.is_new and self._lane.is_usable:
             return True
         if not self._lane.stop():
             grace_s = self._settings.lane.stop_grace_s

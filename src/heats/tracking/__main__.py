@@ -45,6 +45,7 @@ class _Process:
 
         sweep: Sweep = connection.recv()
         os.chdir(sweep.cwd)
+        os.environ.update(sweep.environ)
         own = logging.getLogger("heats")
         own.setLevel(sweep.log_level)
         own.addHandler(_Teller(self._send))

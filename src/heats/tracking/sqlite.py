@@ -37,7 +37,8 @@ def fold(path: Path) -> None:
 
 def _on_connect(connection: Any, _: Any) -> None:
     if isinstance(connection, sqlite3.Connection):
-        connection.execute("PRAGMA journal_mode=WAL")
+        with suppress(sqlite3.OperationalError):  # Somebody reads it just now: next time.
+            connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=NORMAL")
 
 

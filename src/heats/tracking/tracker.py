@@ -16,7 +16,7 @@ import threading
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NoAnswerError
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
@@ -46,6 +46,7 @@ class Sweep:
     root: Path
     log_level: int
     cwd: str
+    environ: dict[str, str] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,8 @@ class Tracker:
         self._asked: dict[int | None, Future[RunCreated | None]] = {}
         self._closed: Future[bool] = Future()
         self._process, self._connection = _early.pop() if _early else _start()
-        self._send(Sweep(start, sweep_dir, root, logger.getEffectiveLevel(), os.getcwd()))
+        level, environ = logger.getEffectiveLevel(), dict(os.environ)
+        self._send(Sweep(start, sweep_dir, root, level, os.getcwd(), environ))
         threading.Thread(target=self._listen, name="heats-tracker", daemon=True).start()
 
     def create_parent(self) -> RunCreated | None:

@@ -12,17 +12,19 @@ import select
 import signal
 import socket
 import sys
+import threading
 import time
 from contextlib import suppress
 from typing import Any
 
 from heats.locks import is_locked
-from heats.service import BUSY, SOCKET, Up, current, folder, is_of_a_shell
+from heats.service import BUSY, SOCKET, Up, current, first_environ, folder, shell_environ
 
 _START_LIMIT_S = 30.0
 """A driver may have to load everything first: as long as a sweep takes without one."""
 
 _BUSY_AFTER_S = 1.0
+_BUSY, _SILENT = "another sweep runs there", "it does not answer"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -35,42 +37,56 @@ def hand_over() -> int | None:
     program = _program()
     if current() is not None or program is None or sys.gettrace() is not None:
         return None
+    if threading.current_thread() is not threading.main_thread():
+        return None  # Signals could not be passed on.
     up = Up.read()
     if up is None:
         return None
     reason = up.refusal()
     if reason is None and is_locked(folder() / BUSY):
-        reason = "another sweep runs there"
+        reason = _BUSY
     if reason is None:
         with socket.socket(socket.AF_UNIX) as connection:
-            driver = _connect(connection, program)
-            if driver is not None:
-                return _wait(connection, driver)
-        reason = "it does not answer"
-    sys.stderr.write(f"Not run by `heats up`: {reason}. This sweep starts everything by itself.\n")
+            answer = _connect(connection, program)
+            if isinstance(answer, int):
+                answer = _wait(connection, answer)
+            if isinstance(answer, int):
+                return answer
+            reason = answer
+    if sys.stderr is not None:
+        sys.stderr.write(f"Not run by `heats up`: {reason}. This sweep starts all by itself.\n")
     return None
 
 
 def _program() -> dict[str, str] | None:
+    """The script or module that Python was started with, if it can be started so again.
+
+    Not where Python has options of its own, or the program has changed its command line.
+    """
     main = sys.modules["__main__"]
-    spec, script = getattr(main, "__spec__", None), getattr(main, "__file__", None)
-    if spec is not None:
-        return {"module": spec.name.removesuffix(".__main__")}
-    return None if script is None else {"script": os.path.abspath(script)}
+    spec, typed = getattr(main, "__spec__", None), sys.orig_argv[1:]
+    if spec is None:
+        is_script = typed == sys.argv and getattr(main, "__file__", None) is not None
+        return {"script": os.path.abspath(sys.argv[0])} if is_script else None
+    name = spec.name.removesuffix(".__main__")
+    is_module = typed[:2] == ["-m", name] and typed[2:] == sys.argv[1:]
+    return {"module": name} if is_module else None
 
 
-def _connect(connection: socket.socket, program: dict[str, str]) -> int | None:
-    """Ask for a driver and give it everything; its process id, or None where none answers."""
+def _connect(connection: socket.socket, program: dict[str, str]) -> int | str:
+    """Ask for a driver and give it everything; its process id, or why there is none."""
     request = {
         **program,
         "argv": sys.argv,
         "path": sys.path,
         "cwd": os.getcwd(),
-        "umask": _umask(),
-        "environ": {name: value for name, value in os.environ.items() if is_of_a_shell(name)},
+        "environ": shell_environ(),
+        "python_path": first_environ().get("PYTHONPATH"),
+        "ignored": [number for number in _SIGNALS if _is_ignored(number)],
     }
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
     with suppress(OSError, ValueError):
         connection.connect(str(folder() / SOCKET))
         line = json.dumps(request).encode() + b"\n"
@@ -80,33 +96,35 @@ def _connect(connection: socket.socket, program: dict[str, str]) -> int | None:
         while (now := time.monotonic()) < until:
             if select.select([connection], [], [], 0.1)[0]:
                 answer = _read(connection)
-                return None if answer is None else int(answer["pid"])
+                return _SILENT if answer is None else int(answer["pid"])
             if not is_locked(folder() / BUSY):
                 busy_since = None
             elif busy_since is None:
                 busy_since = now
             elif now - busy_since > _BUSY_AFTER_S:
-                return None  # Another one's sweep came first.
-    return None
+                return _BUSY  # Another one's sweep came first.
+    return _SILENT
 
 
-def _wait(connection: socket.socket, driver: int) -> int:
-    """The driver's exit code; it gets the signals meanwhile."""
+def _wait(connection: socket.socket, driver: int) -> int | str:
+    """The driver's exit code, or why it cannot run the sweep; it gets the signals meanwhile."""
 
     def forward(number: int, _: object) -> None:
         with suppress(ProcessLookupError):
             os.kill(driver, number)
 
-    saved = {number: signal.signal(number, forward) for number in _SIGNALS}
+    heard = [number for number in _SIGNALS if not _is_ignored(number)]
+    saved = {number: signal.signal(number, forward) for number in heard}
     try:
         answer = _read(connection)
     finally:
         for number, handler in saved.items():
             signal.signal(number, handler)
     if answer is None:
-        sys.stderr.write(f"The sweep's process ({driver}) that `heats up` kept has died.\n")
+        if sys.stderr is not None:
+            sys.stderr.write(f"The sweep's process ({driver}) that `heats up` kept has died.\n")
         return 1
-    return int(answer["exit"])
+    return str(answer["not_here"]) if "not_here" in answer else int(answer["exit"])
 
 
 def _read(connection: socket.socket) -> dict[str, Any] | None:
@@ -123,7 +141,6 @@ def _read(connection: socket.socket) -> dict[str, Any] | None:
     return None
 
 
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
+def _is_ignored(number: int) -> bool:
+    """Whether a signal is to do nothing, as SIGHUP after `nohup`."""
+    return signal.getsignal(number) is signal.SIG_IGN

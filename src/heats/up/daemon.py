@@ -16,27 +16,26 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from heats.config import ClusterConf
-from heats.locks import FileLock, is_locked
+from heats.locks import FileLock, LockHeldError, is_locked
 from heats.service import BUSY, LANES, LOCK, SOCKET, Up, environ_digests, folder
+from heats.up.driver import LOAD_FAILED
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
     from types import FrameType
 
 logger = logging.getLogger(__name__)
 
-RAY_ENV = {
-    "RAY_AUTH_MODE": "token",
-    # By its name an option of other systems; it is what has Ray listen on 127.0.0.1 alone.
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-}
+# By its name an option of other systems; it is what has Ray listen on 127.0.0.1 alone.
+_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 _LOOK_EVERY_S = 0.5
 _MEASURE_EVERY_S = 10.0
-_MAX_EARLY_DEATHS = 3
 _GIB = 2**30
 
 
@@ -45,22 +44,18 @@ class _Driver:
 
     def __init__(self, listener: socket.socket) -> None:
         number = listener.fileno()
-        self._started_s = time.monotonic()
+        env = {name: text for name, text in os.environ.items() if name != _LOOPBACK}
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "heats.up.driver", str(number)],
             pass_fds=[number],
             stdin=subprocess.DEVNULL,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env=env | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             start_new_session=True,
         )
 
     @property
     def has_ended(self) -> bool:
         return self.process.poll() is not None
-
-    @property
-    def age_s(self) -> float:
-        return time.monotonic() - self._started_s
 
     def end(self) -> None:
         """Interrupt the sweep that it runs, if it runs one, and wait."""
@@ -80,16 +75,19 @@ def main(arguments: list[str]) -> int:
     options = _options(arguments)
     signal.signal(signal.SIGTERM, _end)
     own, started_s, environ = folder(), time.time(), environ_digests()
-    os.environ |= RAY_ENV | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    token = secrets.token_hex(32)
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, _LOOPBACK: "0"}
     from heats.cluster import local_node, ray_cluster
 
     conf = ClusterConf(num_cpus=options.num_cpus, num_gpus=options.num_gpus)
-    with FileLock(own / LOCK), ray_cluster(conf):
+    with FileLock(own / LOCK), forgotten(), ray_cluster(conf):
+        import psutil
         import ray
 
         resources = local_node(conf).resources
         up = Up(
             pid=os.getpid(),
+            created_s=psutil.Process().create_time(),
             started_s=started_s,
             address=ray.get_runtime_context().gcs_address,
             num_cpus=int(resources["CPU"]),
@@ -108,19 +106,27 @@ def main(arguments: list[str]) -> int:
             shutil.rmtree(own / LANES, ignore_errors=True)
 
 
+@contextmanager
+def forgotten() -> Iterator[None]:
+    """Nobody finds this service before it tells of itself, nor after its end."""
+    Up.forget()
+    try:
+        yield
+    finally:
+        Up.forget()
+
+
 def _serve(up: Up, listener: socket.socket, own: Path) -> int:
     from heats.lane.actors import end, end_all_but_standing
 
     driver, idle_since_s, measured_s = _Driver(listener), time.monotonic(), 0.0
-    num_early_deaths = 0
     try:
         while True:
             time.sleep(_LOOK_EVERY_S)
             now = time.monotonic()
             if driver.has_ended:
-                num_early_deaths += driver.age_s < 5 * _LOOK_EVERY_S
-                if num_early_deaths == _MAX_EARLY_DEATHS:
-                    logger.error("Drivers end as soon as they start: see above.")
+                if driver.process.returncode == LOAD_FAILED:
+                    logger.error("A driver could not load what it needs: see above.")
                     return 1
                 end_all_but_standing()
                 driver, idle_since_s = _Driver(listener), now
@@ -131,9 +137,12 @@ def _serve(up: Up, listener: socket.socket, own: Path) -> int:
                 return 0
             elif now - measured_s > _MEASURE_EVERY_S:
                 measured_s = now
-                if _memory_gib() > up.max_memory_gib and (lanes := end_all_but_standing()):
-                    logger.info("Over %g GiB: the oldest lane ends.", up.max_memory_gib)
-                    end(lanes[0][0])
+                if _memory_gib() > up.max_memory_gib:
+                    # No sweep may begin meanwhile: its lanes do not wait for another one.
+                    with suppress(LockHeldError), FileLock(own / BUSY):
+                        if lanes := end_all_but_standing():
+                            logger.info("Over %g GiB: the oldest lane ends.", up.max_memory_gib)
+                            end(lanes[0][0])
     except KeyboardInterrupt:
         return 0
     finally:

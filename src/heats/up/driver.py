@@ -5,7 +5,6 @@ It runs one program as if that had been started from the client's shell, and end
 
 from __future__ import annotations
 
-import array
 import atexit
 import importlib
 import json
@@ -21,7 +20,7 @@ from typing import Any
 
 from heats.errors import ExitCode
 from heats.locks import FileLock
-from heats.service import BUSY, Up, folder, serve
+from heats.service import BUSY, NotHereError, Up, folder, is_of_a_shell, serve
 
 _MODULES = (
     "hydra.main",
@@ -38,7 +37,11 @@ _MODULES = (
     "heats.tune.scheduler",
     "heats.tune.search",
 )
+LOAD_FAILED = 70
+"""Exit code of a driver that could not load what every sweep needs."""
+
 _LOOK_EVERY_S = 1.0
+_BUSY_WAIT_S = 10.0
 _MAX_BYTES = 2**16
 
 
@@ -46,16 +49,17 @@ class _Ending:
     """Tells the client the exit code as the last thing that this process does."""
 
     def __init__(self) -> None:
-        self.code = int(ExitCode.NOT_DONE)
+        self.message: dict[str, Any] = {"exit": int(ExitCode.NOT_DONE)}
         self.connection: socket.socket | None = None
         atexit.register(self._tell)  # What is registered first runs last.
 
     def _tell(self) -> None:
         if self.connection is not None:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(OSError, ValueError):  # Whoever read it may have left.
+                    stream.flush()
             with suppress(OSError):
-                self.connection.sendall(json.dumps({"exit": self.code}).encode() + b"\n")
+                _send(self.connection, self.message)
 
 
 def main(number: int) -> int:
@@ -64,7 +68,11 @@ def main(number: int) -> int:
     if up is None:
         return ExitCode.NOT_DONE
     serve(up)
-    _load()
+    try:
+        _load()
+    except BaseException:  # noqa: BLE001 - whatever it is, the next one would fare the same
+        traceback.print_exc()
+        return LOAD_FAILED
     with socket.socket(fileno=number) as listener:
         listener.settimeout(_LOOK_EVERY_S)
         while True:
@@ -74,16 +82,25 @@ def main(number: int) -> int:
                 connection, _ = listener.accept()
                 connection.settimeout(None)
                 request, fds = _receive(connection)
-                if request is not None:
+                if request is None:
+                    continue
+                try:
+                    _send(connection, {"pid": os.getpid()})
                     break
-    busy = FileLock(folder() / BUSY)
+                except OSError:  # It has not waited for so long.
+                    _close(connection, fds)
+    busy = FileLock(folder() / BUSY, wait_s=_BUSY_WAIT_S)
     ending.connection = connection
-    connection.sendall(json.dumps({"pid": os.getpid()}).encode() + b"\n")
     threading.Thread(target=_watch, args=(connection,), daemon=True).start()
     _become(request, fds)
-    ending.code = _run(request)
+    code = 0
+    try:
+        code = _run(request)
+        ending.message = {"exit": code}
+    except NotHereError as exc:
+        ending.message = {"not_here": str(exc)}
     del busy
-    return ending.code
+    return code
 
 
 def _load() -> None:
@@ -111,12 +128,20 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int
         more = connection.recv(_MAX_BYTES)
         line = line + more if more else b""
     if not line or len(fds) != 3:
-        for fd in array.array("i", fds):
-            os.close(fd)
-        connection.close()
+        _close(connection, list(fds))
         return None, []
     request: dict[str, Any] = json.loads(line)
     return request, list(fds)
+
+
+def _send(connection: socket.socket, message: dict[str, Any]) -> None:
+    connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _close(connection: socket.socket, fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+    connection.close()
 
 
 def _become(request: dict[str, Any], fds: list[int]) -> None:
@@ -125,8 +150,14 @@ def _become(request: dict[str, Any], fds: list[int]) -> None:
         os.close(fd)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=stream is sys.stderr or stream.isatty())  # type: ignore[union-attr]
-    os.umask(request["umask"])
+    for number in request["ignored"]:
+        signal.signal(number, signal.SIG_IGN)
     os.chdir(request["cwd"])
+    for name in filter(is_of_a_shell, list(os.environ)):
+        del os.environ[name]
+    os.environ.pop("PYTHONPATH", None)  # By which this process found its modules.
+    if request["python_path"] is not None:
+        os.environ["PYTHONPATH"] = request["python_path"]
     os.environ.update(request["environ"])
     sys.argv, sys.path[:] = request["argv"], request["path"]
 
@@ -145,6 +176,8 @@ def _run(request: dict[str, Any]) -> int:
             return exc.code or 0
         sys.stderr.write(f"{exc.code}\n")
         return 1
+    except NotHereError:
+        raise
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except BaseException:  # noqa: BLE001 - shown, as Python shows it

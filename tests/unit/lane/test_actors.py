@@ -77,8 +77,15 @@ class Sound(ScriptedLane):
     files = frozenset({"model.py"})
 
 
+class Leaving(StandingLane):
+    def _leave(self) -> None:
+        lane = self._lane
+        assert isinstance(lane, ScriptedLane)
+        lane.notes.append("left")
+
+
 def trainable(lane: ScriptedLane, settings: LaneSettings = SETTINGS) -> StandingLane:
-    made: StandingLane = StandingLane.__new__(StandingLane)  # Tune's own set-up needs Ray.
+    made: StandingLane = Leaving.__new__(Leaving)  # Tune's own set-up needs Ray.
     made._lane, made._settings = lane, settings
     return made
 
@@ -86,6 +93,7 @@ def trainable(lane: ScriptedLane, settings: LaneSettings = SETTINGS) -> Standing
 def test_lane_stands_after_its_sweep_and_not_once_it_has_a_trial_again() -> None:
     lane = Sound([], SHAPE)
     actor = trainable(lane)
+    actor.stay()
     actor.cleanup()
     found = actor.standing()
     assert found is not None
@@ -93,24 +101,25 @@ def test_lane_stands_after_its_sweep_and_not_once_it_has_a_trial_again() -> None
     assert lane.notes == ["stop"]
     actor.reset_config({"spec": fake_spec(1), "settings": SETTINGS})
     assert actor.standing() is None
+    actor.cleanup()  # In the middle of the sweep, to make room.
+    assert actor.standing() is None
+    assert lane.notes[-2:] == ["close", "left"]
 
 
-def test_lane_that_does_not_listen_or_is_retired_or_serves_one_sweep_only_ends() -> None:
-    deaf, retired = Sound([], SHAPE), Sound([], SHAPE)
+def test_lane_that_does_not_listen_or_serves_one_sweep_only_ends() -> None:
+    deaf = Sound([], SHAPE)
     deaf.stops = False
     actor = trainable(deaf)
+    actor.stay()
     actor.cleanup()
-    assert (actor.standing(), deaf.notes) == (None, ["stop", "kill"])
-
-    actor = trainable(retired)
-    actor.retire()
-    actor.cleanup()
-    assert (actor.standing(), retired.notes) == (None, ["stop", "close"])
+    assert (actor.standing(), deaf.notes) == (None, ["stop", "kill", "left"])
 
     lane = Sound([], SHAPE)
     settings = replace(SETTINGS, data=DataConf(datasets={"train": {"_target_": "pkg.dataset"}}))
-    trainable(lane, settings).cleanup()
-    assert lane.notes == ["stop", "close"]
+    actor = trainable(lane, settings)
+    actor.stay()
+    actor.cleanup()
+    assert lane.notes == ["stop", "close", "left"]
 
 
 def test_lane_of_one_trial_does_not_stand() -> None:
@@ -118,5 +127,6 @@ def test_lane_of_one_trial_does_not_stand() -> None:
     settings = replace(SETTINGS, lane=LaneConf(isolation=Isolation.process))
     lane.close()
     actor = trainable(lane, settings)
+    actor.stay()
     actor.cleanup()
     assert actor.standing() is None

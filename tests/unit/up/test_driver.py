@@ -3,13 +3,14 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from heats.service import current
+from heats.service import NotHereError, current
 from heats.up.client import hand_over
 from heats.up.driver import _receive, _run
 
@@ -39,6 +40,44 @@ def test_program_ends_with_pythons_own_exit_code(
     assert err in out.err
     if "print" in source:
         assert out.out == "__main__\n"
+
+
+def test_sweep_that_cannot_run_here_goes_back(tmp_path: Path) -> None:
+    source = "from heats.service import NotHereError; raise NotHereError('it needs another one')"
+    with pytest.raises(NotHereError, match="it needs another one"):
+        run(tmp_path, source)
+
+
+def started_as(*typed: str) -> str:
+    """What `_program` finds in a program that Python is started with."""
+    done = subprocess.run([sys.executable, *typed], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_program_is_found_as_it_was_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = "from heats.up.client import _program; print(_program())"
+    Path("app.py").write_text(source)
+    Path("pkg").mkdir()
+    Path("pkg/__main__.py").write_text(source)
+    assert started_as("app.py", "a=1") == str({"script": str(tmp_path / "app.py")})
+    assert started_as("-m", "pkg", "a=1") == "{'module': 'pkg'}"
+    assert started_as("-m", "app") == "{'module': 'app'}"
+
+
+def test_program_that_could_not_be_started_so_again_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = "from heats.up.client import _program; print(_program())"
+    Path("app.py").write_text(source)
+    Path("strips.py").write_text(f"import sys; sys.argv[1:] = sys.argv[2:]; {source}")
+    Path("folder").mkdir()
+    Path("folder/__main__.py").write_text(source)
+    assert started_as("-O", "app.py") == "None"
+    assert started_as("-c", source) == "None"
+    assert started_as("strips.py", "--own", "a=1") == "None"
+    assert started_as("folder") == "None"
 
 
 def test_module_is_run_as_python_would(
