@@ -44,12 +44,11 @@ class _Driver:
 
     def __init__(self, listener: socket.socket) -> None:
         number = listener.fileno()
-        env = {name: text for name, text in os.environ.items() if name != _LOOPBACK}
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "heats.up.driver", str(number)],
             pass_fds=[number],
             stdin=subprocess.DEVNULL,
-            env=env | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             start_new_session=True,
         )
 
