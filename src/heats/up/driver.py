@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import Any
 
 from heats.errors import ExitCode
-from heats.locks import FileLock
+from heats.locks import FileLock, LockHeldError
 from heats.service import BUSY, NotHereError, Up, folder, is_of_a_shell, serve
 
 _MODULES = (
@@ -63,7 +63,11 @@ class _Ending:
 
 
 def main(number: int) -> int:
-    """Wait at the listening socket with this file descriptor; the program's exit code."""
+    """Wait at the listening socket with this file descriptor, and run what a client asks for.
+
+    Returns:
+        This process's own exit code; the client is told that of its program.
+    """
     up, ending, service = Up.read(), _Ending(), os.getppid()
     if up is None:
         return ExitCode.NOT_DONE
@@ -82,25 +86,17 @@ def main(number: int) -> int:
                 connection, _ = listener.accept()
                 connection.settimeout(None)
                 request, fds = _receive(connection)
-                if request is None:
-                    continue
-                try:
-                    _send(connection, {"pid": os.getpid()})
+                if request is not None and _engage(connection):
                     break
-                except OSError:  # It has not waited for so long.
-                    _close(connection, fds)
-    busy = FileLock(folder() / BUSY, wait_s=_BUSY_WAIT_S)
+                _close(connection, fds)
     ending.connection = connection
     threading.Thread(target=_watch, args=(connection,), daemon=True).start()
     _become(request, fds)
-    code = 0
     try:
-        code = _run(request)
-        ending.message = {"exit": code}
+        ending.message = {"exit": _run(request)}
     except NotHereError as exc:
         ending.message = {"not_here": str(exc)}
-    del busy
-    return code
+    return ExitCode.DONE
 
 
 def _load() -> None:
@@ -121,6 +117,20 @@ def _load() -> None:
     OmegaConf.to_container(OmegaConf.create({"a": "${b.c}", "b": {"c": "x-${d}"}, "d": 1}))
 
 
+def _engage(connection: socket.socket) -> bool:
+    """Let no other sweep begin here, and tell the client; False where it has not waited so long."""
+    try:
+        busy = FileLock(folder() / BUSY, wait_s=_BUSY_WAIT_S)
+    except LockHeldError:
+        return False
+    try:
+        _send(connection, {"pid": os.getpid()})
+    except OSError:
+        busy.release()
+        return False
+    return True  # The lock goes with this process.
+
+
 def _receive(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
     """The client's request and its standard streams; None where it has left again."""
     line, fds, _, _ = socket.recv_fds(connection, _MAX_BYTES, 3)
@@ -128,8 +138,7 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int
         more = connection.recv(_MAX_BYTES)
         line = line + more if more else b""
     if not line or len(fds) != 3:
-        _close(connection, list(fds))
-        return None, []
+        return None, list(fds)
     request: dict[str, Any] = json.loads(line)
     return request, list(fds)
 

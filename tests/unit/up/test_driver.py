@@ -112,7 +112,8 @@ def test_request_longer_than_one_read_arrives_with_its_streams() -> None:
 def test_client_that_leaves_at_once_is_no_request() -> None:
     client, driver = socket.socketpair()
     client.close()
-    assert _receive(driver) == (None, [])
+    with driver:
+        assert _receive(driver) == (None, [])
 
 
 def test_nothing_is_handed_over_where_nothing_is_up(
