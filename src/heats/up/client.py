@@ -142,5 +142,5 @@ def _read(connection: socket.socket) -> dict[str, Any] | None:
 
 
 def _is_ignored(number: int) -> bool:
-    """Whether a signal is to do nothing, as SIGHUP after `nohup`."""
-    return signal.getsignal(number) is signal.SIG_IGN
+    """Whether a signal is to do nothing, as SIGHUP after `nohup`; a sweep hears the other two."""
+    return number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
