@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ def own_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def an_up(**changes: object) -> Up:
-    values = {
+    values: dict[str, Any] = {
         "pid": os.getpid(),
         "created_s": 1.0,
         "started_s": time.time() + 60,
@@ -41,7 +42,7 @@ def an_up(**changes: object) -> Up:
         "environ": environ_digests(),
         **changes,
     }
-    return Up(**values)  # type: ignore[arg-type]
+    return Up(**values)
 
 
 def test_service_is_read_only_while_it_holds_its_lock() -> None:

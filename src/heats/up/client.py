@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 from heats.locks import is_locked
@@ -28,8 +29,11 @@ _BUSY, _SILENT = "another sweep runs there", "it does not answer"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+@cache
 def hand_over() -> int | None:
     """Have the running program run again, by a driver that `heats up` keeps.
+
+    A program asks once: what was refused at its start is not asked for again by its sweeper.
 
     Returns:
         Its exit code, or None where this process is to run the sweep itself.

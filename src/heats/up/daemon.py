@@ -36,6 +36,7 @@ _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 _LOOK_EVERY_S = 0.5
 _MEASURE_EVERY_S = 10.0
+_END_S = 10.0
 _GIB = 2**30
 
 
@@ -66,9 +67,6 @@ class _Driver:
             self.process.wait()
 
 
-_END_S = 10.0
-
-
 def main(arguments: list[str]) -> int:
     """Serve until told to end, or idle for too long."""
     options = _options(arguments)
@@ -79,7 +77,7 @@ def main(arguments: list[str]) -> int:
     from heats.cluster import local_node, ray_cluster
 
     conf = ClusterConf(num_cpus=options.num_cpus, num_gpus=options.num_gpus)
-    with FileLock(own / LOCK), forgotten(), ray_cluster(conf):
+    with FileLock(own / LOCK), _forgotten(), ray_cluster(conf):
         import psutil
         import ray
 
@@ -106,7 +104,7 @@ def main(arguments: list[str]) -> int:
 
 
 @contextmanager
-def forgotten() -> Iterator[None]:
+def _forgotten() -> Iterator[None]:
     """Nobody finds this service before it tells of itself, nor after its end."""
     Up.forget()
     try:
