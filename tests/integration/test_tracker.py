@@ -7,7 +7,7 @@ import os
 import signal
 import sqlite3
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 import psutil
@@ -59,11 +59,12 @@ def rows(root: Path, query: str) -> list[tuple[object, ...]]:
 
 def helpers() -> list[psutil.Process]:
     """Trackers' processes that this one started and that still live."""
-    return [
-        child
-        for child in psutil.Process().children(recursive=True)
-        if "heats.tracking" in child.cmdline() and child.status() != psutil.STATUS_ZOMBIE
-    ]
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # Ended meanwhile, or ended and not yet collected.
+            if "heats.tracking" in child.cmdline():
+                found.append(child)
+    return found
 
 
 def test_runs_are_made_and_everything_is_sent_before_it_ends(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from typing import TYPE_CHECKING, Any
 
 from ray.train.v2._internal.execution import context as train_context
@@ -79,10 +80,9 @@ _told: list[Callable[[], None]] = []
 
 def _listen() -> None:
     ends = signal.getsignal(signal.SIGTERM)
-    worker = os.getpid()
 
     def on_sigterm(number: int, frame: FrameType | None) -> None:
-        if os.getpid() == worker and _has_told():  # A child that it forked has the handler as well.
+        if _has_told():
             return
         if callable(ends):
             ends(number, frame)
@@ -91,6 +91,29 @@ def _listen() -> None:
             os.kill(os.getpid(), number)
 
     signal.signal(signal.SIGTERM, on_sigterm)
+    _end_children_of_forks(on_sigterm)
+
+
+def _end_children_of_forks(handler: Callable[[int, FrameType | None], None]) -> None:
+    """Have SIGTERM end children that the worker forks, and not be handled as the worker does.
+
+    It is held back until the child has said so: CPython forgets a signal that comes before a
+    forked child's first line, and a data loader's worker that is ended at once would live on.
+    """
+    masks = threading.local()
+
+    def hold() -> None:
+        masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def let_go() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.before)
+
+    def begin() -> None:
+        if signal.getsignal(signal.SIGTERM) is handler:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        let_go()
+
+    os.register_at_fork(before=hold, after_in_parent=let_go, after_in_child=begin)
 
 
 def _has_told() -> bool:
