@@ -8,12 +8,6 @@ PY := $(VENV)/bin/python
 comma := ,
 STAMP := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
-# The sdist, because the wheel lacks the labelled sentences that the text_classification recipe reads.
-DATA := .cache/data/vaderSentiment-3.3.2.tar.gz
-DATA_SHA256 := 5d7c06e027fc8b99238edb0d53d970cf97066ef97654009890b83703849632f9
-DATA_IS_THERE = $(PY) -c "import hashlib, pathlib, sys; file = pathlib.Path('$(DATA)'); \
-	sys.exit(not file.exists() or hashlib.sha256(file.read_bytes()).hexdigest() != '$(DATA_SHA256)')"
-
 .DEFAULT_GOAL := help
 .PHONY: help demo test setup data check unit bench clean
 
@@ -38,11 +32,8 @@ $(STAMP): requirements.lock pyproject.toml
 	$(PY) -m pip install -qq --disable-pip-version-check -c requirements.lock -e '.[$(EXTRAS)]'
 	@touch $@
 
-data: setup  ## Download the sentences of the text_classification recipe (2.5 MB) to .cache/data.
-	@$(DATA_IS_THERE) || $(PY) -m pip download -qq --disable-pip-version-check --no-deps \
-		--no-binary :all: -d $(dir $(DATA)) vaderSentiment==3.3.2
-	@$(DATA_IS_THERE) || { echo "$(DATA) is not the file that was tested (its SHA-256 differs)." \
-		"Delete it and run: make data" >&2; exit 1; }
+data: setup  ## Download what the recipes' offline settings read (160 MB) to .cache/data, unless it is there.
+	$(PY) -m heats.recipes.offline
 
 check: setup  ## Lint, formatting, types and import layers.
 	$(PY) -m ruff check .

@@ -14,7 +14,7 @@ from heats.cache import cached
 if TYPE_CHECKING:
     from ray.train import Checkpoint
 
-__all__ = ["cached", "get_checkpoint", "report"]
+__all__ = ["cached", "get_checkpoint", "report", "set_tags"]
 
 
 def report(metrics: dict[str, Any], checkpoint: Checkpoint | None = None, **options: Any) -> None:
@@ -47,6 +47,17 @@ def get_checkpoint() -> Checkpoint | None:
 
     checkpoint: Checkpoint | None = ray.train.get_checkpoint()
     return checkpoint
+
+
+def set_tags(tags: dict[str, str]) -> None:
+    """Tag the trial's MLflow run: which data it used, for instance. They go with the next report.
+
+    Those of rank 0 count. Outside of a trial it does nothing.
+    """
+    if _is_in_train_worker():
+        from heats.lane.context import set_tags
+
+        set_tags(tags)
 
 
 def _is_in_train_worker() -> bool:

@@ -308,6 +308,7 @@ class Race:
                 resource=spent,
                 metrics=report.metrics,
                 checkpoint=report.checkpoint,
+                tags=report.tags,
             )
         )
         self._may_drop |= report.checkpoint is not None

@@ -182,7 +182,8 @@ class Reported:
     """A report of rank 0.
 
     `index` counts the trial's reports from 1 over all attempts; `resource` is the amount spent so
-    far in units of `Objective.resource`; `checkpoint` is a directory path or URI.
+    far in units of `Objective.resource`; `checkpoint` is a directory path or URI; `tags` are those
+    that were set since the report before.
     """
 
     time_s: float
@@ -191,6 +192,7 @@ class Reported:
     resource: int
     metrics: dict[str, float]
     checkpoint: str | None = None
+    tags: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,6 +326,7 @@ class Report:
     metrics: dict[str, float]
     checkpoint: str | None = None
     is_system: bool = False
+    tags: dict[str, str] = field(default_factory=dict)
 
 
 class Ending(Enum):

@@ -84,6 +84,7 @@ def trial(number: int, state: TrialState, losses: list[float], **end: Any) -> li
                 index=step,
                 resource=step,
                 metrics={"loss": loss, "acc@1": step / 10},
+                tags={"data": f"rows after {step}"},
             )
             for step, loss in enumerate(losses, start=1)
         ),

@@ -21,6 +21,7 @@ def test_report_of_a_plain_run_does_nothing_and_loads_nothing() -> None:
     script = """
         import heats, sys
         heats.report({"loss": 0.5})
+        heats.set_tags({"data": "digits"})
         assert heats.get_checkpoint() is None
         print([name for name in sys.modules if name.startswith("ray")])
         import ray.train
@@ -46,6 +47,7 @@ def test_report_of_a_trial_is_that_of_ray_train(tmp_path: Path) -> None:
     spec = fake_spec(artifact_dir=str(tmp_path / "artifacts"))
     with inline_context(spec, on_report):
         assert heats.get_checkpoint() is None
+        heats.set_tags({"data": "digits"})
         heats.report({"loss": 0.5, "epoch": 1}, Checkpoint(source), checkpoint_dir_name="first")
         kept = heats.get_checkpoint()
         assert kept is not None
@@ -53,5 +55,6 @@ def test_report_of_a_trial_is_that_of_ray_train(tmp_path: Path) -> None:
         with pytest.raises(TrialStoppedError):
             heats.report({"loss": 0.4, "epoch": 2})
     assert [report.metrics["loss"] for report in reports] == [0.5, 0.4]
+    assert [report.tags for report in reports] == [{"data": "digits"}, {}]
     assert reports[0].checkpoint is not None
     assert reports[0].checkpoint.endswith("first")

@@ -83,6 +83,7 @@ class TurnQueue:
         self._turn, self._rank, self._mailbox = turn, rank, mailbox
         self._pulse, self._validation = pulse, validation
         self._num_reports = 0
+        self.tags: dict[str, str] = {}
 
     def put(self, training_report: Any) -> None:
         """Take a `_TrainingReport` of Ray Train; called in the training or an upload thread.
@@ -98,7 +99,8 @@ class TurnQueue:
         cleaned, pickled = {}, b""
         if self._rank == 0:
             cleaned, pickled = clean_metrics(metrics), _pickled(metrics)
-        report = Report(time.time(), cleaned, uri)
+        report = Report(time.time(), cleaned, uri, tags=dict(self.tags))
+        self.tags.clear()
         message = RankReport(self._turn.index, self._num_reports, report, pickled, task)
         self._mailbox.send(message)
 
@@ -142,7 +144,12 @@ class TurnQueue:
 
 
 class ReportQueue(Protocol):
-    """Where a `TurnContext` leaves reports, and asks about them: see `TurnQueue`."""
+    """Where a `TurnContext` leaves reports, and asks about them: see `TurnQueue`.
+
+    `tags` go with the next report.
+    """
+
+    tags: dict[str, str]
 
     def put(self, training_report: Any) -> None:
         """Take a report."""
@@ -361,6 +368,14 @@ def is_in_train_worker() -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def set_tags(tags: dict[str, str]) -> None:
+    """Have the trial's MLflow run get these tags with its next report; elsewhere nothing."""
+    utils = train_fn_utils.get_train_fn_utils()
+    context = getattr(utils, "turn", None) or train_context.get_train_context()
+    if isinstance(context, TurnContext):
+        context.get_result_queue().tags.update(tags)
 
 
 def rank_and_world_size() -> tuple[int, int]:

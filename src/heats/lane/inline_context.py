@@ -48,6 +48,7 @@ class InlineQueue:
         self._waiting: list[Any] = []
         self._reported: list[ReportedCheckpoint] = []
         self._verdict = Verdict.CONTINUE
+        self.tags: dict[str, str] = {}
 
     def put(self, training_report: Any) -> None:
         """Take a `_TrainingReport` of Ray Train, in any thread."""
@@ -78,7 +79,9 @@ class InlineQueue:
                 status = ReportedCheckpointStatus.VALIDATED
             self._reported.append(ReportedCheckpoint(checkpoint, metrics, status))
         uri = None if checkpoint is None else checkpoint_uri(checkpoint)
-        verdict = self._on_report(Report(time.time(), clean_metrics(metrics), uri))
+        tags = dict(self.tags)
+        self.tags.clear()
+        verdict = self._on_report(Report(time.time(), clean_metrics(metrics), uri, tags=tags))
         if verdict is not Verdict.CONTINUE:
             self._verdict = verdict
 
@@ -121,7 +124,7 @@ class InlineTrainFnUtils(LocalTrainFnUtils):
 
     def __init__(self, turn: TurnContext) -> None:
         super().__init__(experiment_name=turn.get_experiment_name())
-        self._turn, self._context = turn, InlineTrainContext(turn)
+        self.turn, self._context = turn, InlineTrainContext(turn)
 
     def report(self, *args: Any, **kwargs: Any) -> None:
         """See `TurnContext.report`.
@@ -129,19 +132,19 @@ class InlineTrainFnUtils(LocalTrainFnUtils):
         Raises:
             TrialStoppedError: The trial is to stop here.
         """
-        self._turn.report(*args, **kwargs)
+        self.turn.report(*args, **kwargs)
 
     def get_checkpoint(self) -> Any:
         """The newest checkpoint."""
-        return self._turn.get_checkpoint()
+        return self.turn.get_checkpoint()
 
     def get_all_reported_checkpoints(self, *args: Any, **kwargs: Any) -> list[ReportedCheckpoint]:
         """See `TurnContext.get_all_reported_checkpoints`."""
-        return self._turn.get_all_reported_checkpoints(*args, **kwargs)
+        return self.turn.get_all_reported_checkpoints(*args, **kwargs)
 
     def get_dataset_shard(self, dataset_info: Any) -> Any:
         """See `InlineShards`."""
-        return self._turn.get_dataset_shard(dataset_info)
+        return self.turn.get_dataset_shard(dataset_info)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Fine-tuning a BERT for text classification with the Hugging Face Trainer in Ray Train.
 
 After Ray's guide "Get Started with Distributed Training using Hugging Face Transformers". Model and
-data come from the hub, or from packages where the config names those of offline_text.py.
+data come from the hub, or from packages where the config names those of offline/text.py.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ import transformers
 from ray.train.huggingface.transformers import RayTrainReportCallback, prepare_trainer
 
 import heats
-from heats.recipes import offline_text
-from heats.recipes.offline_text import Rows
+from heats.recipes import hub
+from heats.recipes.offline import text as offline_text
+from heats.recipes.offline.text import Rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 # The folder of the Hugging Face checkpoint within the Ray Train checkpoint.
 CHECKPOINT_NAME = RayTrainReportCallback.CHECKPOINT_NAME
 
+OFFLINE = "recipe=text_classification"
+
 
 def train(config: dict[str, Any]) -> None:
     """Train on every rank; after each epoch, evaluate, save, and report both.
@@ -39,18 +42,33 @@ def train(config: dict[str, Any]) -> None:
     Args:
         config: `lr` (at the end of the warm-up; then it falls to zero on a line), `batch_size` (of
             all workers together), `epochs`, `weight_decay`, `seed`, `model`, `dataset`, `data_dir`
-            (where offline_text.py finds its archive), `max_train_rows`, `max_eval_rows` (None: all
-            rows), `max_length` (tokens), `frozen_layers`, `warmup_ratio`.
+            (where the packages of offline/ are), `max_train_rows`, `max_eval_rows` (None: all
+            rows), `max_length` (tokens), `padding` (True: to the longest of a batch;
+            "max_length"), `frozen_layers`, `warmup_ratio`.
+
+    Raises:
+        HubError: Model or data cannot be loaded from the hub.
+        FileNotFoundError: A package is not in `data_dir`; the message tells how to get it.
     """
     _quiet()
     # The same head on every rank, and in every run of this config.
     transformers.set_seed(config["seed"])
     corpus = load_corpus(config)
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(
-        model_source(config["model"]),
-        num_labels=len(corpus.label_names),
-        id2label=dict(enumerate(corpus.label_names)),
-        label2id={name: index for index, name in enumerate(corpus.label_names)},
+    source = model_source(config["model"])
+    with hub.loading(source, OFFLINE):
+        model = transformers.AutoModelForSequenceClassification.from_pretrained(
+            source,
+            num_labels=len(corpus.label_names),
+            id2label=dict(enumerate(corpus.label_names)),
+            label2id={name: index for index, name in enumerate(corpus.label_names)},
+        )
+    heats.set_tags(
+        hub.tags(
+            data=config["dataset"],
+            data_fingerprint=corpus.fingerprint,
+            model=config["model"],
+            model_fingerprint=hub.model_fingerprint(model),
+        )
     )
     freeze(model, config["frozen_layers"])
     # A folder for each rank, so that no rank copies what another one is still writing.
@@ -88,19 +106,24 @@ def example(config: dict[str, Any]) -> pd.DataFrame:
 
 
 class Corpus(NamedTuple):
-    """Tokenized rows; `majority` is the label that is most frequent in the training rows."""
+    """Tokenized rows; `majority` is the label that is most frequent in the training rows.
+
+    `fingerprint` is that of the rows in use.
+    """
 
     tokenizer: transformers.PreTrainedTokenizerBase
     train: Dataset
     eval: Dataset
     label_names: Sequence[str]
     majority: int
+    fingerprint: str
 
 
 def load_corpus(config: dict[str, Any]) -> Corpus:
     """The rows that `config` asks for, kept for later trials; tokenized once for a node."""
     keys = ("model", "dataset", "data_dir", "max_train_rows", "max_eval_rows", "max_length")
-    return _load_corpus(**{key: config[key] for key in keys})
+    padding = config.get("padding", True)
+    return _load_corpus(**{key: config[key] for key in keys}, padding=padding)
 
 
 @functools.lru_cache(maxsize=4)
@@ -112,25 +135,37 @@ def _load_corpus(
     max_train_rows: int | None,
     max_eval_rows: int | None,
     max_length: int,
+    padding: bool | str,
 ) -> Corpus:
     from datasets import Dataset
 
-    tokenizer = transformers.AutoTokenizer.from_pretrained(model_source(model))
+    source = model_source(model)
+    with hub.loading(source, OFFLINE):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source)
     tokenizer.model_max_length = max_length  # Saved with the model: the predictor cuts there too.
     train_rows, eval_rows, label_names = _load_rows(
         dataset, data_dir, max_train_rows, max_eval_rows
     )
 
+    pad_now = padding == "max_length"  # Otherwise the Trainer pads each batch.
+
     def tokenized(rows: Rows) -> Dataset:
         def build() -> Dataset:
-            tokens = tokenizer(rows.texts, truncation=True)
+            tokens = tokenizer(rows.texts, truncation=True, padding=padding if pad_now else False)
             return Dataset.from_dict({**tokens, "label": rows.labels})
 
-        content = hashlib.sha256(repr(rows).encode()).hexdigest()
-        return heats.cached((model, transformers.__version__, max_length, content), build)
+        version = transformers.__version__
+        return heats.cached((model, version, max_length, pad_now, fingerprint(rows)), build)
 
     majority = collections.Counter(train_rows.labels).most_common(1)[0][0]
-    return Corpus(tokenizer, tokenized(train_rows), tokenized(eval_rows), label_names, majority)
+    of_rows = f"train {fingerprint(train_rows)[:12]}, eval {fingerprint(eval_rows)[:12]}"
+    parts = tokenized(train_rows), tokenized(eval_rows)
+    return Corpus(tokenizer, *parts, label_names, majority, of_rows)
+
+
+def fingerprint(rows: Rows) -> str:
+    """SHA-256 of texts and labels."""
+    return hashlib.sha256(repr(rows).encode()).hexdigest()
 
 
 def _load_rows(
@@ -147,7 +182,8 @@ def _load_rows(
 
     from datasets import load_dataset
 
-    found = load_dataset(dataset)
+    with hub.loading(dataset, OFFLINE):
+        found = load_dataset(dataset)
     train_rows, eval_rows = (
         Rows(list(found[split]["text"][:limit]), list(found[split]["label"][:limit]))
         for split, limit in (("train", max_train_rows), ("test", max_eval_rows))

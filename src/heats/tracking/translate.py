@@ -119,6 +119,8 @@ class Translator:
                 run.tags["heats.state"] = "running"
                 run.status, run.ended_ms = "RUNNING", None
             case Reported():
+                tags = {mlflow_key(key): redact_value(key, tag) for key, tag in event.tags.items()}
+                self._run(writes, event.trial).tags |= tags
                 self._measure(writes, event.trial, event.metrics, event.time_s, event.resource)
             case Exploited():
                 told = {"donor": event.donor, **event.params}

@@ -11,8 +11,9 @@ pytest.importorskip("transformers", reason="needs heats[text]")
 import transformers
 from mlflow.pyfunc.model import PythonModelContext
 
-from heats.recipes import offline_text, text_classification, text_predictor
-from heats.recipes.offline_text import Rows
+from heats.recipes import hub, text_classification, text_predictor
+from heats.recipes.offline import text as offline_text
+from heats.recipes.offline.text import Rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -145,3 +146,23 @@ def test_predictor_names_class_and_probability_and_cuts_where_training_did(
     assert answers["label"].tolist()[:2] == ["very positive", "very negative"]
     assert answers["probability"].between(0.2, 1.0).all()
     assert predictor.tokenizer.model_max_length == config["max_length"]
+
+
+def test_padding_is_to_the_longest_or_to_the_limit(config: dict[str, Any]) -> None:
+    longest = text_classification.load_corpus(config)
+    limit = text_classification.load_corpus(config | {"padding": "max_length"})
+
+    assert {len(ids) for ids in longest.train["input_ids"]} == {6}
+    assert {len(ids) for ids in limit.train["input_ids"]} == {config["max_length"]}
+
+
+def test_without_a_hub_the_error_names_the_setting_that_needs_none(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    hub._answers.cache_clear()
+
+    for key in ("model", "dataset"):
+        with pytest.raises(hub.HubError, match="recipe=text_classification") as caught:
+            text_classification.load_corpus(config | {key: "nobody/has-this"})
+        assert "nobody/has-this" in str(caught.value)

