@@ -277,10 +277,10 @@ class ValidationConf:
 class DataConf:
     """Ray Datasets that trials read with `ray.train.get_dataset_shard(name)`.
 
-    `datasets` maps a name to a node whose `_target_` makes a `ray.data.Dataset`, null: none. Those
-    in `datasets_to_split` (`all`, or a list of names) are split between the workers of a trial, of
-    the others each worker gets everything. `materialize`: they are computed once for the sweep and
-    stay in memory; otherwise anew in every epoch.
+    `datasets` maps a name to a node whose `_target_` makes a `ray.data.Dataset`, null: none; trials
+    whose nodes are the same share it. Those in `datasets_to_split` (`all`, or a list of names) are
+    split between the workers of a trial, of the others each worker gets everything. `materialize`:
+    each is computed once and stays in memory while the sweep runs; otherwise anew in every epoch.
     """
 
     datasets: Any = None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from heats.asha import rung_milestones
 from heats.cluster import lane_shape
 from heats.compose import Composer
-from heats.config import AppConf, BackendConf, ScalingConf, Scheduler, SweepConf
+from heats.config import AppConf, BackendConf, DataConf, ScalingConf, Scheduler, SweepConf
 from heats.errors import ConfigError
 from heats.scheduler import pace
 from heats.settings import section, sweep_conf
@@ -40,8 +40,10 @@ if TYPE_CHECKING:
 
 DEFAULT_NUM_TRIALS = 20
 
-_OF_TRIALS = frozenset({"scaling", "backend"})
+_OF_LANES = ("scaling", "backend")
 """Sections that trials may differ in: each gets a lane of its own shape."""
+
+_OF_TRIALS = (*(f"{section}." for section in _OF_LANES), "data.datasets.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ class Plan:
     task: TaskRef
     task_function: TaskFunction
     start: SweepStarted
+    first_data: DataConf  # Of a first trial: others may read other datasets.
 
     @classmethod
     def make(
@@ -90,7 +93,6 @@ class Plan:
         study = Study(objective, space, conf.sampler, conf.seed)
         num_trials = _num_trials(conf, space, study)
         point = composer.compose(study.ask().overrides, number=0)  # One is tried before any starts.
-        _refuse_datasets_of_a_trial(conf, point)
         study_name = conf.study_name or _new_name(config)
         check_study_name(study_name)
         with read_write(config), open_dict(config):
@@ -130,6 +132,7 @@ class Plan:
             task=task,
             task_function=task_function,
             start=start,
+            first_data=section(DataConf, point, "data"),
         )
 
     @property
@@ -170,7 +173,7 @@ class Plan:
     def has_one_shape(self) -> bool:
         """Whether all trials have the same workers, as far as the search space tells."""
         names = (key.lstrip("+").partition(".")[0] for key in self.space.dimensions)
-        return not {"scaling", "backend"} & set(names)
+        return not set(_OF_LANES) & set(names)
 
     def lane_settings(self, *, storage_path: str, tracking_uri: str) -> LaneSettings:
         """What lanes need to know, for one driver run."""
@@ -191,7 +194,7 @@ class Plan:
                 tracking.system_metrics_interval_s if tracking.system_metrics else None
             ),
             validation=conf.validation,
-            data=conf.data,
+            data=self.first_data,
         )
 
 
@@ -307,26 +310,17 @@ def _num_trials(conf: SweepConf, space: SearchSpace, study: Study) -> int:
 
 
 def _refuse_settings_as_dimensions(space: SearchSpace, config: DictConfig) -> None:
-    """Settings of the sweep itself cannot differ between its trials; its workers can."""
+    """Settings of the sweep itself cannot differ between its trials; workers and datasets can."""
     from omegaconf import OmegaConf
 
     sweeper = OmegaConf.to_container(config.hydra.sweeper, resolve=False)
     for key in space.dimensions:
-        section = key.lstrip("+").partition(".")[0]
+        name = key.lstrip("+")
+        section = name.partition(".")[0]
         is_ours = isinstance(sweeper, dict) and sweeper.get(section) == f"${{{section}}}"
-        if is_ours and section not in _OF_TRIALS:
+        if is_ours and not name.startswith(_OF_TRIALS):
             msg = f"{key} is a setting of the whole sweep and cannot be searched over."
             raise ConfigError(msg)
-
-
-def _refuse_datasets_of_a_trial(conf: SweepConf, point: DictConfig) -> None:
-    """All trials share the datasets: they cannot depend on what is searched over."""
-    if conf.data.datasets and sweep_conf(point.hydra.sweeper).data != conf.data:
-        msg = (
-            "data.datasets depends on what is searched over, but all trials share the datasets. "
-            "Make them in the train function, or search over something else."
-        )
-        raise ConfigError(msg)
 
 
 def _new_name(config: DictConfig) -> str:

@@ -218,7 +218,6 @@ def _run_inline(plan: Plan, race: Race) -> None:
         tracking_uri=plan.start.tracking_uri,
         num_threads=num_threads,
         validation=plan.conf.validation,
-        data=plan.conf.data,
     )
 
 

@@ -37,6 +37,7 @@ class Contract:
     case: str = "context"
     folder: str = "told"
     loss: float = 0.0
+    rows: int = 0
 
 
 ConfigStore.instance().store(name="contract", node=Contract)

@@ -208,6 +208,30 @@ def test_trial_after_one_that_stopped_in_the_middle_of_an_epoch_sees_all_data_as
         assert (first[0] == first[1]) == materialize
 
 
+def test_trials_that_search_over_what_a_dataset_is_made_of_read_their_own(
+    ray_cluster: str, tmp_path: Path
+) -> None:
+    node = "_target_:__main__.make_shuffled,rows:${rows}"
+    record = run_app(
+        tmp_path,
+        "case=stops",
+        "hydra.sweeper.objective.metric=loss",
+        "rows=8,20",
+        "loss=1,2",
+        "hydra.sweeper.scheduler=none",
+        f"+hydra.sweeper.data.datasets={{train:{{{node}}}}}",
+    )
+    rows = {number: int(str(each.params["rows"])) for number, each in record.trials.items()}
+    assert sorted(rows.values()) == [8, 8, 20, 20]
+    for number, num_rows in rows.items():
+        read = [
+            json.loads((tmp_path / "told" / f"rows-{number}-{rank}.json").read_text())
+            for rank in (0, 1)
+        ]
+        for epoch in (0, 1):
+            assert sorted(read[0][epoch] + read[1][epoch]) == list(range(num_rows))
+
+
 # --- completeness -------------------------------------------------------------------------------
 
 

@@ -166,10 +166,6 @@ def test_space_that_cannot_be_swept_is_refused(
         (["study_name=../s"], "../s"),
         (["tracking.root=/dev/null/runs"], "tracking.root"),
         (["hydra.sweeper.sampler={_target_: no.such.Sampler}"], "sampler"),
-        (
-            ["+data.datasets={train: {_target_: app.make, rate: '${lr}'}}"],
-            "data.datasets depends on what is searched over",
-        ),
     ],
 )
 def test_setting_that_cannot_be_used_is_refused(

@@ -333,7 +333,7 @@ class turn_context:  # noqa: N801 - a context manager, used like a function
             base,
             turn.spec,
             TurnQueue(turn, base.get_world_rank(), mailbox, pulse, own.validation),
-            TurnShards(own.data, own.sweep_id, address.name, turn.index, world_size, pulse),
+            TurnShards(turn.spec, own.sweep_id, address.name, turn.index, world_size, pulse),
             own.validation,
         )
         self._context.pulse = pulse

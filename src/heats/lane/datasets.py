@@ -1,7 +1,8 @@
-"""Ray Datasets that all trials of a sweep share, split between the ranks of each lane.
+"""Ray Datasets that the trials of a sweep share, split between the ranks of each lane.
 
 One actor makes the datasets, owns their blocks, and splits them as Ray Train does (`DataConfig`,
-`streaming_split`). Where a sweep has none, nothing here starts.
+`streaming_split`). A dataset is known by its node in the trial's own config: trials whose nodes are
+the same share it. Where a sweep has none, nothing here starts.
 
 A trial that stopped in the middle of an epoch leaves nothing to the next: every epoch of a split
 starts anew when all ranks ask for it, and each turn has iterators of its own, so one that is
@@ -12,19 +13,24 @@ epochs (a shuffle with a seed does), so there a turn also gets a split of its ow
 from __future__ import annotations
 
 import contextlib
+import json
+import pickle
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ray
+
+from heats.config import DataConf
+from heats.settings import section
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from heats.config import DataConf
     from heats.lane.lane import LaneSettings
     from heats.lane.pulse import Pulse
     from heats.lane.task import TaskRef
+    from heats.trial import TrialSpec
 
 _NUM_CALLS = 16
 """Calls at once: one makes a dataset, the others wait for it in a thread each."""
@@ -38,6 +44,11 @@ def unknown_dataset(name: object, known: Any) -> KeyError:
         f"Dataset shard for {name!r} not found. Known: {', '.join(sorted(known)) or 'none'}. "
         "Set data.datasets (docs/ray-train.md)."
     )
+
+
+def data_of(spec: TrialSpec) -> DataConf:
+    """The datasets that a trial's own config names; its classes are loaded by now."""
+    return section(DataConf, pickle.loads(spec.config), "data")
 
 
 def make_dataset(node: dict[str, Any]) -> Any:
@@ -69,26 +80,32 @@ class SharedDatasets:
         context.execution_options.preserve_order = True
         self._conf = conf
         self._lock = threading.Lock()
-        self._making = {name: threading.Lock() for name in conf.datasets}
+        self._making: dict[str, threading.Lock] = {}
         self._datasets: dict[str, Any] = {}
-        self._splits: dict[tuple[str, str], tuple[int, list[Any]]] = {}
+        self._splits: dict[tuple[str, str], _Split] = {}
 
-    def make(self, name: str) -> None:
+    def make(self, node: dict[str, Any]) -> None:
         """Have the dataset; the first call makes it."""
-        with self._making[name]:
-            if name not in self._datasets:
-                dataset = make_dataset(self._conf.datasets[name])
-                self._datasets[name] = dataset.materialize() if self._conf.materialize else dataset
-
-    def shard(self, name: str, lane: str, turn: int, rank: int, world_size: int) -> Any:
-        """The `ray.data.DataIterator` of a rank for one turn of a lane."""
-        self.make(name)
+        key = _key(node)
         with self._lock:
-            made_in, shards = self._splits.get((lane, name), (0, []))
-            if not shards or not (self._conf.materialize or made_in == turn):
-                shards = self._split(name, world_size)
-                self._splits[lane, name] = turn, shards
-        return shards[rank]
+            making = self._making.setdefault(key, threading.Lock())
+        with making:
+            if key not in self._datasets:
+                dataset = make_dataset(node)
+                self._datasets[key] = dataset.materialize() if self._conf.materialize else dataset
+
+    def shard(
+        self, name: str, node: dict[str, Any], lane: str, turn: int, rank: int, world_size: int
+    ) -> Any:
+        """The `ray.data.DataIterator` of a rank for one turn of a lane."""
+        self.make(node)
+        key = _key(node)
+        with self._lock:
+            split = self._splits.get((lane, name))
+            if split is None or not split.serves(key, None if self._conf.materialize else turn):
+                split = _Split(key, turn, self._split(name, key, world_size))
+                self._splits[lane, name] = split
+        return split.shards[rank]
 
     def release(self, lane: str) -> None:
         """Forget the splits of a lane that ended; their processes end with them."""
@@ -96,22 +113,39 @@ class SharedDatasets:
             for key in [key for key in self._splits if key[0] == lane]:
                 del self._splits[key]
 
-    def _split(self, name: str, world_size: int) -> list[Any]:
+    def _split(self, name: str, key: str, world_size: int) -> list[Any]:
         from ray.train import DataConfig
 
         config = DataConfig(self._conf.datasets_to_split)
-        of_ranks = config.configure({name: self._datasets[name]}, world_size, None, None)
+        of_ranks = config.configure({name: self._datasets[key]}, world_size, None, None)
         return [shards[name] for shards in of_ranks]
+
+
+class _Split(NamedTuple):
+    """A dataset, by its key, shared out to the ranks of a lane in one of its turns."""
+
+    key: str
+    turn: int
+    shards: list[Any]
+
+    def serves(self, key: str, turn: int | None) -> bool:
+        """Whether it is of that dataset, and of that turn; None: of any."""
+        return self.key == key and turn in (None, self.turn)
+
+
+def _key(node: dict[str, Any]) -> str:
+    return json.dumps(node, sort_keys=True)
 
 
 class TurnShards:
     """Gives a rank its shards for one turn; Ray Train calls it a dataset shard provider."""
 
     def __init__(
-        self, conf: DataConf, sweep_id: str, lane: str, turn: int, world_size: int, pulse: Pulse
+        self, spec: TrialSpec, sweep_id: str, lane: str, turn: int, world_size: int, pulse: Pulse
     ) -> None:
-        self._conf, self._sweep_id, self._lane, self._turn = conf, sweep_id, lane, turn
+        self._spec, self._sweep_id, self._lane, self._turn = spec, sweep_id, lane, turn
         self._world_size, self._pulse = world_size, pulse
+        self._nodes: dict[str, Any] | None = None
         self._shards: dict[str, Any] = {}
 
     def get_dataset_shard(self, dataset_info: Any) -> Any:
@@ -121,12 +155,15 @@ class TurnShards:
             KeyError: There is no dataset of that name.
         """
         name, rank = dataset_info.dataset_name, dataset_info.world_rank
-        known = self._conf.datasets or {}
-        if name not in known:
-            raise unknown_dataset(name, known)
+        if self._nodes is None:  # Read once asked for: most trials have none.
+            self._nodes = data_of(self._spec).datasets or {}
+        if name not in self._nodes:
+            raise unknown_dataset(name, self._nodes)
         if name not in self._shards:
             actor = ray.get_actor(_actor_name(self._sweep_id))
-            coming = actor.shard.remote(name, self._lane, self._turn, rank, self._world_size)
+            coming = actor.shard.remote(
+                name, self._nodes[name], self._lane, self._turn, rank, self._world_size
+            )
             while not ray.wait([coming], timeout=_LOOK_EVERY_S)[0]:
                 self._pulse.moved()  # It is being made, however long that takes: no hang.
             self._shards[name] = ray.get(coming)
@@ -135,7 +172,10 @@ class TurnShards:
 
 @contextmanager
 def shared_datasets(settings: LaneSettings) -> Iterator[None]:
-    """Have the sweep's datasets made, from now on, and their actor until the end."""
+    """Have the datasets made, beginning with those of the settings, and their actor until the end.
+
+    The settings have the first trial's. Where trials need others, these are made once asked for.
+    """
     if not settings.data.datasets:
         yield
         return
@@ -144,8 +184,8 @@ def shared_datasets(settings: LaneSettings) -> Iterator[None]:
         settings.data, settings.task
     )
     if settings.data.materialize:  # While the lanes start. Whoever asks first learns of errors.
-        for name in settings.data.datasets:
-            actor.make.remote(name)
+        for node in settings.data.datasets.values():
+            actor.make.remote(node)
     try:
         yield
     finally:

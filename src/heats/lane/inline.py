@@ -15,7 +15,7 @@ from heats.lane.task import run_task
 from heats.trial import Ending, Outcome, Verdict
 
 if TYPE_CHECKING:
-    from heats.config import DataConf, ValidationConf
+    from heats.config import ValidationConf
     from heats.lane.task import TaskFunction
     from heats.trial import Coordinator, Report, TrialSpec
 
@@ -31,13 +31,12 @@ def run_inline(
     tracking_uri: str | None = None,
     num_threads: int | None = None,
     validation: ValidationConf | None = None,
-    data: DataConf | None = None,
 ) -> None:
     """Run the coordinator's trials here; breakpoints work and output goes to the terminal.
 
     `tracking_uri` is for user code that logs extras into its trial's run. `num_threads` is torch's,
-    None: its own default; OMP_NUM_THREADS goes first, as it does in Ray. `validation` and `data`
-    are what a lane's trials have as well, None: not.
+    None: its own default; OMP_NUM_THREADS goes first, as it does in Ray. `validation` is what a
+    lane's trials have as well, None: not.
     """
     import torch
 
@@ -55,7 +54,7 @@ def run_inline(
         if spec is None:
             time.sleep(0.01)
             continue
-        outcome = _run(coordinator, spec, function, seed, validation, data)
+        outcome = _run(coordinator, spec, function, seed, validation)
         if reasons := "; ".join(state.restore()):
             logger.warning("Trial %d changed what later trials will see: %s.", spec.number, reasons)
         coordinator.end(spec.number, outcome)
@@ -67,7 +66,6 @@ def _run(
     function: TaskFunction,
     seed: int,
     validation: ValidationConf | None,
-    data: DataConf | None,
 ) -> Outcome:
     from heats.lane.inline_context import inline_context
     from heats.lane.reset import seed_rank
@@ -85,7 +83,7 @@ def _run(
         os.environ["MLFLOW_RUN_ID"] = spec.run_id
     seed_rank(seed + spec.number)
     try:
-        with inline_context(spec, on_report, validation=validation, data=data):
+        with inline_context(spec, on_report, validation=validation):
             returned = run_task(function, spec.config, job_dir=spec.job_dir, is_chief=True)
     except TrialStoppedError:
         if broken:

@@ -24,9 +24,9 @@ from ray.train.v2._internal.execution.preemption import PreemptionContext
 from ray.train.v2._internal.execution.train_fn_utils import LocalTrainFnUtils
 from ray.train.v2.api.context import LocalTrainContext
 
-from heats.config import DataConf, ValidationConf
+from heats.config import ValidationConf
 from heats.lane.context import TurnContext, checkpoint_uri
-from heats.lane.datasets import make_dataset, unknown_dataset
+from heats.lane.datasets import data_of, make_dataset, unknown_dataset
 from heats.lane.validation import checked, validation_call
 from heats.trial import Report, Verdict, clean_metrics
 
@@ -89,8 +89,8 @@ class InlineQueue:
 class InlineShards:
     """Makes each dataset when it is asked for, which starts a local Ray."""
 
-    def __init__(self, conf: DataConf) -> None:
-        self._conf = conf
+    def __init__(self, spec: TrialSpec) -> None:
+        self._spec = spec
         self._shards: dict[str, Any] = {}
 
     def get_dataset_shard(self, dataset_info: Any) -> Any:
@@ -99,7 +99,7 @@ class InlineShards:
         Raises:
             KeyError: There is no dataset of that name.
         """
-        name, known = dataset_info.dataset_name, self._conf.datasets or {}
+        name, known = dataset_info.dataset_name, data_of(self._spec).datasets or {}
         if name not in known:
             raise unknown_dataset(name, known)
         if name not in self._shards:
@@ -153,12 +153,11 @@ def inline_context(
     on_report: Callable[[Report], Verdict],
     *,
     validation: ValidationConf | None = None,
-    data: DataConf | None = None,
 ) -> Iterator[None]:
     """Make `ray.train` work in this process for one trial."""
     validation = validation or ValidationConf()
     reports = InlineQueue(on_report, validation)
-    shards = InlineShards(data or DataConf())
+    shards = InlineShards(spec)
     turn = TurnContext.of_trial(_base_context(), spec, reports, shards, validation)
     train_fn_utils.set_train_fn_utils(InlineTrainFnUtils(turn))
     try:

@@ -83,7 +83,6 @@ class LaneSettings:
             self.tracking_uri,
             self.system_interval_s,
             self.validation,
-            self.data,
             self.task.argv,
         )
 

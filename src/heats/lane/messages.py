@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from heats.config import DataConf, ValidationConf
+from heats.config import ValidationConf
 
 if TYPE_CHECKING:
     from heats.lane.validation import ValidationTask
@@ -55,7 +55,6 @@ class TurnSettings:
     tracking_uri: str
     system_interval_s: float | None
     validation: ValidationConf = field(default_factory=ValidationConf)
-    data: DataConf = field(default_factory=DataConf)
     argv: tuple[str, ...] = ()
 
 
