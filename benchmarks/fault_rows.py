@@ -36,7 +36,7 @@ _TWO_WORKERS = ("cluster.num_cpus=4", "scaling.num_workers=2")
 """Two lanes each; where most of the time is spent waiting for a deadline, there are three."""
 _THREE_LANES = ("cluster.num_cpus=3",)
 _THREE_LANES_OF_TWO = ("cluster.num_cpus=6", "scaling.num_workers=2")
-_AGAIN = ("lane.max_failures=1",)
+_AGAIN = ("failure.max_failures=1",)
 _SOON = ("lane.hang_timeout_s=10",)
 _GONE_S = 30.0
 """How long processes have to be gone after their sweep, in seconds."""
@@ -125,7 +125,7 @@ ROWS = {
     "kill_one": Row("kill -9 of one rank of 2", Fault.rank_died, "kill", _TWO_WORKERS),
     "kill_lane": Row("kill -9 of a lane's process", Fault.lane_died, "kill_lane", ONE_WORKER),
     "terminate": Row(
-        "SIGTERM of a rank", Fault.preempted, "terminate", (*ONE_WORKER, "lane.max_retries=0")
+        "SIGTERM of a rank", Fault.preempted, "terminate", (*ONE_WORKER, "failure.max_retries=0")
     ),
     "hang": Row("hang in a step (10 s allowed)", Fault.hang, "hang", (*_THREE_LANES, *_SOON)),
     "hang_one": Row(
@@ -145,7 +145,7 @@ ROWS = {
         Fault.start_timeout,
         None,
         # Fresh workers for each trial: so there are starts enough. One may be late several times.
-        (*ONE_WORKER, "lane.isolation=process", "lane.start_timeout_s=20", "lane.max_retries=9"),
+        (*ONE_WORKER, "lane.isolation=process", "lane.start_timeout_s=20", "failure.max_retries=9"),
         program=PROJECT / "benchmarks" / "faulty.py",
         env=lambda repeats: {"HEATS_BENCH_HANGS": str(repeats)},
         measure=_late_starts,

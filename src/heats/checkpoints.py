@@ -1,8 +1,9 @@
 """Which checkpoints of a sweep are still needed, and the removal of the others.
 
 A checkpoint is written once, straight into its trial's artifact directory, and goes when nothing
-can need it any more: while a trial runs its best and its newest one stay; of the finished trials
-only the best `keep_best` keep one, their best.
+can need it any more: while a trial runs its best and its newest stay; of the finished trials only
+the best `keep_best` keep any, their best. How many are a trial's best, and what makes one good, is
+in `CheckpointConf`.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from heats.trial import TrialState
+from heats.config import Direction, ScoreOrder
+from heats.trial import Objective, TrialState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+    from heats.config import CheckpointConf
     from heats.record import SweepRecord, TrialRecord
 
 logger = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ _RAY_PREFIX = "checkpoint_2"
 """How the names begin that Ray Train gives to checkpoints: `checkpoint_<year>-...`."""
 
 
-def unneeded(record: SweepRecord, keep_best: int) -> list[tuple[int, str]]:
+def unneeded(record: SweepRecord, conf: CheckpointConf) -> list[tuple[int, str]]:
     """Trial number and path or URI of each checkpoint that can go.
 
     A trial that was interrupted counts as running: it continues from its newest checkpoint.
@@ -40,11 +41,12 @@ def unneeded(record: SweepRecord, keep_best: int) -> list[tuple[int, str]]:
     ]
     finished.sort(key=lambda trial: trial.number)
     ranked = _best_first(record, finished)
-    kept = {trial.number for trial in ranked[:keep_best]}
+    kept = {trial.number for trial in ranked[: conf.keep_best]}
+    score = _score(conf, record.objective)
     dropped: list[tuple[int, str]] = []
     for trial in record.trials.values():
         if trial.checkpoints:
-            needed = set(_needed(record, trial, is_kept=trial.number in kept))
+            needed = _needed(trial, score, conf.num_to_keep, is_kept=trial.number in kept)
             dropped += [(trial.number, uri) for uri in trial.checkpoints if uri not in needed]
     return dropped
 
@@ -95,14 +97,23 @@ def _best_first(record: SweepRecord, trials: list[TrialRecord]) -> list[TrialRec
     return ranked
 
 
-def _needed(record: SweepRecord, trial: TrialRecord, *, is_kept: bool) -> Iterator[str]:
-    best = trial.best_checkpoint(record.objective) or trial.last_checkpoint
-    if trial.state is TrialState.RUNNING:
-        reports = (best, trial.last_checkpoint)
-    elif is_kept:
-        reports = (best, None)
-    else:
-        reports = (None, None)
-    for report in reports:
-        if report is not None and report.checkpoint is not None:
-            yield report.checkpoint
+def _score(conf: CheckpointConf, objective: Objective) -> Objective:
+    """What makes a checkpoint good."""
+    if conf.checkpoint_score_attribute is None:
+        return objective
+    is_max = conf.checkpoint_score_order is ScoreOrder.max
+    return Objective(
+        conf.checkpoint_score_attribute, Direction.maximize if is_max else Direction.minimize
+    )
+
+
+def _needed(
+    trial: TrialRecord, score: Objective, num_to_keep: int | None, *, is_kept: bool
+) -> set[str]:
+    is_running = trial.state is TrialState.RUNNING
+    needed: set[str | None] = set()
+    if is_running or is_kept:
+        needed |= {uri for uri, _ in trial.best_checkpoints(score)[:num_to_keep]}
+    if is_running and trial.last_checkpoint is not None:
+        needed.add(trial.last_checkpoint.checkpoint)
+    return {uri for uri in needed if uri is not None}

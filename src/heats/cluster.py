@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import math
 import os
 from contextlib import contextmanager
@@ -9,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from heats.config import Placement
 from heats.errors import ConfigError
 from heats.service import current
 from heats.trial import LaneShape
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from heats.service import Up
 
 _EPSILON = 1e-9
+_SHARE_OF_TYPE = 0.001
 
 _RAY_ENV = {
     # Train's controller looks at its workers this often; a lane's start and end wait for it.
@@ -87,6 +91,8 @@ def lane_shape(
             per_worker = {"CPU": max(node.resources.get("CPU", 1) for node in nodes)}
     if num_workers is None:
         num_workers = int(num_gpus) if is_single_run and use_gpu else 1
+    if conf.accelerator_type is not None:  # As Ray's ScalingConfig asks for it.
+        per_worker[f"accelerator_type:{conf.accelerator_type}"] = _SHARE_OF_TYPE
     shape = LaneShape(
         max(num_workers, 1),
         use_gpu,
@@ -94,6 +100,7 @@ def lane_shape(
         backend.framework,
         backend.backend,
         backend.timeout_s,
+        conf.placement_strategy,
     )
     if capacity(shape, nodes) < 1:
         total: dict[str, float] = {}
@@ -117,7 +124,7 @@ def capacity(shape: LaneShape, nodes: list[Node]) -> int:
     """How many trials of this shape fit on the nodes at once; a worker never spans nodes."""
     num_trials = 0
     free = [_Free(node) for node in nodes]
-    while all(_place(shape.resources_per_worker, free) for _ in range(shape.num_workers)):
+    while _place(shape, free):
         num_trials += 1
         if not any(shape.resources_per_worker.values()):
             break  # Workers that need nothing fit for ever.
@@ -126,14 +133,29 @@ def capacity(shape: LaneShape, nodes: list[Node]) -> int:
 
 def fits(shapes: list[LaneShape], nodes: list[Node]) -> bool:
     """Whether lanes of all these shapes fit on the nodes together: the largest workers go first."""
-    workers = [shape.resources_per_worker for shape in shapes for _ in range(shape.num_workers)]
-    workers.sort(key=lambda each: (each.get("GPU", 0), each.get("CPU", 0)), reverse=True)
+
+    def size(shape: LaneShape) -> tuple[float, float]:
+        return shape.resources_per_worker.get("GPU", 0), shape.resources_per_worker.get("CPU", 0)
+
     free = [_Free(node) for node in nodes]
-    return all(_place(worker, free) for worker in workers)
+    return all(_place(shape, free) for shape in sorted(shapes, key=size, reverse=True))
 
 
-def _place(worker: dict[str, float], free: list[_Free]) -> bool:
-    return any(node.take(worker) for node in free)
+def _place(shape: LaneShape, free: list[_Free]) -> bool:
+    """Take what the workers of a trial need; of one that does not fit some may be taken as well."""
+    worker, workers = shape.resources_per_worker, range(shape.num_workers)
+    match shape.placement:
+        case Placement.STRICT_PACK:
+            for node in free:
+                trial = copy.deepcopy(node)
+                if all(trial.take(worker) for _ in workers):
+                    free[free.index(node)] = trial
+                    return True
+            return False
+        case Placement.STRICT_SPREAD:
+            taken = (node.take(worker) for node in sorted(free, key=_Free.left, reverse=True))
+            return sum(itertools.islice(filter(None, taken), len(workers))) == len(workers)
+    return all(any(node.take(worker) for node in free) for _ in workers)
 
 
 class _Free:
@@ -142,6 +164,10 @@ class _Free:
     def __init__(self, node: Node) -> None:
         self._rest = {name: amount for name, amount in node.resources.items() if name != "GPU"}
         self._gpus = [1.0] * int(node.resources.get("GPU", 0))
+
+    def left(self) -> tuple[float, float]:
+        """GPUs and CPUs."""
+        return sum(self._gpus), self._rest.get("CPU", 0)
 
     def take(self, worker: dict[str, float]) -> bool:
         """Take what a worker needs, or nothing where that is too much."""

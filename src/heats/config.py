@@ -23,6 +23,22 @@ class Direction(Enum):
     maximize = "maximize"
 
 
+class Placement(Enum):
+    """Where the workers of a trial are: Ray's strategies for placement groups."""
+
+    PACK = "PACK"
+    SPREAD = "SPREAD"
+    STRICT_PACK = "STRICT_PACK"
+    STRICT_SPREAD = "STRICT_SPREAD"
+
+
+class ScoreOrder(Enum):
+    """Whether a checkpoint is better with a higher or a lower score: Ray's `CheckpointConfig`."""
+
+    max = "max"
+    min = "min"
+
+
 class Scheduler(Enum):
     """What decides at a report whether a trial goes on.
 
@@ -143,13 +159,16 @@ class ScalingConf:
 
     `num_workers` null: one. `use_gpu` null: yes where the cluster has GPUs. A run without a search
     space takes every GPU (one worker each), or all CPUs in one worker. `resources_per_worker` is
-    Ray's mapping (`CPU`, `GPU`, custom), null: one GPU, or one CPU.
+    Ray's mapping (`CPU`, `GPU`, custom), null: one GPU, or one CPU. `accelerator_type` (`A100`) and
+    `placement_strategy` are those of Ray's `ScalingConfig` as well.
     """
 
     num_workers: int | None = None
     use_gpu: bool | None = None
     # A mapping without a type: the command line could not set a typed one that is null.
     resources_per_worker: Any = None
+    accelerator_type: str | None = None
+    placement_strategy: Placement = Placement.PACK
 
     def __post_init__(self) -> None:
         """Raise ConfigError where a bound does not hold."""
@@ -189,12 +208,10 @@ class LaneConf:
     """How lanes behave; durations in seconds.
 
     `max_concurrent` caps the trials that run at once (null: as many as the cluster holds).
-    `max_retries`: how often a trial restarts from its last checkpoint after its lane was lost.
     `max_memory_growth_mib`: how much more memory than after its first trial a worker may hold after
     a later one, on the host and on its GPU, in MiB; beyond it the lane is replaced.
     `report_timeout_s`: how long nothing may move in any worker of a trial while one of them waits
     in a report; `hang_timeout_s`: the same where none does. Slow steps are not affected.
-    `max_failures`: how often a trial whose code raised starts again from its last checkpoint.
     `verdict_wait_s`: the least time a report may wait for its verdict at a rung (otherwise 2 % of
     the time since the last report). `flush_interval_s`: how often running trials hand their reports
     to the driver between rungs. `stop_grace_s`: how long a stopped trial may go on to its next
@@ -203,8 +220,6 @@ class LaneConf:
 
     isolation: Isolation = Isolation.lane
     max_concurrent: int | None = None
-    max_retries: int = 2
-    max_failures: int = 0
     max_memory_growth_mib: float = 1024.0
     start_timeout_s: float = 120.0
     verdict_wait_s: float = 0.05
@@ -221,16 +236,33 @@ class LaneConf:
             self.max_concurrent,
             "give 1 or more, or null for as many as fit",
         )
-        _require(self.max_retries >= 0, "lane.max_retries", self.max_retries, "give 0 or more")
         growth = self.max_memory_growth_mib
         _require(growth > 0, "lane.max_memory_growth_mib", growth, "give MiB > 0")
-        _require(self.max_failures >= 0, "lane.max_failures", self.max_failures, "give 0 or more")
         timeouts = "start_timeout_s", "stop_grace_s", "report_timeout_s", "hang_timeout_s"
         for key in (*timeouts, "flush_interval_s"):
             _require(getattr(self, key) > 0, f"lane.{key}", getattr(self, key), "give seconds > 0")
         _require(
             self.verdict_wait_s >= 0, "lane.verdict_wait_s", self.verdict_wait_s, "give 0 or more"
         )
+
+
+@dataclass(slots=True, kw_only=True)
+class FailureConf:
+    """How often a trial starts again from its last checkpoint.
+
+    `max_failures` (of Ray's `FailureConfig`): after its own code raised. `max_retries`: after its
+    workers were lost. Preemption is charged to neither.
+    """
+
+    max_failures: int = 0
+    max_retries: int = 2
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError where a bound does not hold."""
+        for key in ("max_failures", "max_retries"):
+            _require(
+                getattr(self, key) >= 0, f"failure.{key}", getattr(self, key), "give 0 or more"
+            )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -309,14 +341,25 @@ class DataConf:
 
 
 @dataclass(slots=True, kw_only=True)
-class CheckpointsConf:
-    """Which checkpoints outlive a sweep: the best one of each of the `keep_best` best trials."""
+class CheckpointConf:
+    """Which checkpoints are kept: the `num_to_keep` best of each of the `keep_best` best trials.
+
+    `num_to_keep` (null: all), `checkpoint_score_attribute` (a reported metric, null: the objective)
+    and `checkpoint_score_order` are those of Ray's `CheckpointConfig`; they hold for a running
+    trial as well, which keeps its newest besides. The order of the objective is its direction.
+    """
 
     keep_best: int = 3
+    num_to_keep: int | None = 1
+    checkpoint_score_attribute: str | None = None
+    checkpoint_score_order: ScoreOrder = ScoreOrder.max
 
     def __post_init__(self) -> None:
         """Raise ConfigError where a bound does not hold."""
-        _require(self.keep_best >= 1, "checkpoints.keep_best", self.keep_best, "give 1 or more")
+        _require(self.keep_best >= 1, "checkpoint.keep_best", self.keep_best, "give 1 or more")
+        count = self.num_to_keep
+        remedy = "give 1 or more, or null for all"
+        _require(count is None or count >= 1, "checkpoint.num_to_keep", count, remedy)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -417,9 +460,10 @@ class Sections:
     scaling: ScalingConf = field(default_factory=ScalingConf)
     backend: BackendConf = field(default_factory=BackendConf)
     lane: LaneConf = field(default_factory=LaneConf)
+    failure: FailureConf = field(default_factory=FailureConf)
     validation: ValidationConf = field(default_factory=ValidationConf)
     data: DataConf = field(default_factory=DataConf)
-    checkpoints: CheckpointsConf = field(default_factory=CheckpointsConf)
+    checkpoint: CheckpointConf = field(default_factory=CheckpointConf)
     tracking: TrackingConf = field(default_factory=TrackingConf)
     stop: StopConf = field(default_factory=StopConf)
     cluster: ClusterConf = field(default_factory=ClusterConf)

@@ -131,6 +131,8 @@ def _run(plan: Plan, folder: Path) -> dict[str, Curve]:
             lanes = LaneActors(settings, shape, num_ahead=1, max_lanes=1, stay=False)
             run_trials(turns, settings, lanes, nodes=live_nodes, max_concurrent=1)
             for name, curve in turns.curves.items():
+                if curve.outcome is None:  # One before it failed.
+                    continue
                 curve.retired = retirement(log_path(str(folder / name), 0))
             curves |= turns.curves
     return curves

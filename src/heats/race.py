@@ -446,7 +446,7 @@ class Race:
             return True
         self._num_faults[number, budget] += 1
         count = self._num_faults[number, budget]
-        if self._is_over() or not budget.allows(count, self._conf.lane):
+        if self._is_over() or not budget.allows(count, self._conf.failure):
             return False
         self.write(
             AttemptLost(
@@ -498,7 +498,7 @@ class Race:
         if not self._may_drop:  # To look through all trials costs more the more there are.
             return
         self._may_drop = False
-        for number, uri in checkpoints.unneeded(self.sweep, self._conf.checkpoints.keep_best):
+        for number, uri in checkpoints.unneeded(self.sweep, self._conf.checkpoint):
             self.write(CheckpointDropped(time_s=time.time(), trial=number, checkpoint=uri))
             if not any(uri in trial.checkpoints for trial in self.sweep.trials.values()):
                 checkpoints.remove(uri)  # Else another trial of a population goes on from it.

@@ -103,6 +103,18 @@ class TrialRecord:
         """Among the checkpoints that still exist, the report whose objective is best."""
         return _best(self.checkpoints.values(), objective)
 
+    def best_checkpoints(self, score: Objective) -> list[tuple[str, Reported]]:
+        """The checkpoints that still exist, best first; those without a score last, newest first.
+
+        Of equal ones the earlier is better.
+        """
+        rest = list(self.checkpoints.items())
+        ranked: list[tuple[str, Reported]] = []
+        while best := _best([report for _, report in rest], score):
+            ranked += [each for each in rest if each[1] is best]
+            rest = [each for each in rest if each[1] is not best]
+        return ranked + rest[::-1]
+
     @property
     def last_checkpoint(self) -> Reported | None:
         """The newest checkpoint that still exists: where the trial would continue.

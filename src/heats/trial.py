@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
-from heats.config import Direction, Framework
+from heats.config import Direction, Framework, Placement
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,8 +83,8 @@ class LaneShape:
     """The workers of one trial: how many, what each reserves, and how they are joined.
 
     `framework`, `backend` (of torch's process group, None: nccl where each worker has a GPU of its
-    own, else gloo) and `timeout_s` (of its collectives) are those of `BackendConf`. Trials of equal
-    shape can share a lane.
+    own, else gloo) and `timeout_s` (of its collectives) are `BackendConf`'s, `placement` that
+    of `ScalingConf`. Trials of equal shape can share a lane.
     """
 
     num_workers: int
@@ -93,11 +93,12 @@ class LaneShape:
     framework: Framework = Framework.torch
     backend: str | None = None
     timeout_s: int = 1800
+    placement: Placement = Placement.PACK
 
     def __hash__(self) -> int:
         """Equal shapes have equal hashes."""
         resources = tuple(sorted(self.resources_per_worker.items()))
-        rest = self.framework, self.backend, self.timeout_s
+        rest = self.framework, self.backend, self.timeout_s, self.placement
         return hash((self.num_workers, self.use_gpu, resources, *rest))
 
 

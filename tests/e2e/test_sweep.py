@@ -105,7 +105,7 @@ def test_asha_sweep_leaves_runs_results_and_the_best_checkpoints(
     project_dir: Path, program: Program
 ) -> None:
     code = program.run(
-        "sweep.py", *DIGITS, "n_trials=12", "study_name=race", "checkpoints.keep_best=2"
+        "sweep.py", *DIGITS, "n_trials=12", "study_name=race", "checkpoint.keep_best=2"
     )
     assert code == 0, program.output
     assert program.remaining(within_s=5) == []

@@ -204,7 +204,7 @@ def test_preempted_trial_keeps_its_report_and_is_not_charged(
         "x=0,1,2",
         "hydra.sweeper.scheduler=none",
         "hydra.sweeper.lane.max_concurrent=1",
-        "hydra.sweeper.lane.max_retries=0",
+        "hydra.sweeper.failure.max_retries=0",
     )
     assert record.counts()[TrialState.COMPLETE] == 3
     assert [report.metrics["start"] for report in record.trials[1].reports] == [0, 0, 0, 0, 4, 4]
@@ -219,7 +219,7 @@ def test_lane_of_one_worker_outlives_a_trial_that_raises(
         "x=0,1,2",
         "hydra.sweeper.scheduler=none",
         "hydra.sweeper.lane.max_concurrent=1",
-        "hydra.sweeper.lane.max_failures=1",
+        "hydra.sweeper.failure.max_failures=1",
     )
     states = [record.trials[number].state for number in range(3)]
     assert states == [TrialState.COMPLETE, TrialState.FAIL, TrialState.COMPLETE]
@@ -301,7 +301,7 @@ def test_lanes_follow_a_cluster_that_grows_and_shrinks(
             "hydra.sweeper.scheduler=none",
             "hydra.sweeper.scaling.resources_per_worker={CPU:3}",
             "hydra.sweeper.cluster.num_cpus=4",
-            "hydra.sweeper.lane.max_retries=0",
+            "hydra.sweeper.failure.max_retries=0",
         )
         watching.result()
     trials = [record.trials[number] for number in range(3)]
@@ -475,7 +475,7 @@ def test_trial_that_hangs_is_found_and_named(run_probe: Callable[..., SweepRecor
         "hydra.sweeper.scheduler=none",
         "hydra.sweeper.lane.max_concurrent=1",
         "hydra.sweeper.lane.hang_timeout_s=4",
-        "hydra.sweeper.lane.max_retries=0",
+        "hydra.sweeper.failure.max_retries=0",
     )
     states = [record.trials[number].state for number in range(3)]
     assert states == [TrialState.COMPLETE, TrialState.FAIL, TrialState.COMPLETE]

@@ -34,13 +34,13 @@ APP = Path(contract.__file__)
 TRAINER_SIDE = "for the program that makes a trainer; here the sweep's settings take its place: "
 NOT_IN_A_TRAIN_FUNCTION = {
     "BackendConfig": TRAINER_SIDE + "a lane has torch's process group",
-    "CheckpointConfig": TRAINER_SIDE + "checkpoints.keep_best",
-    "ControllerError": "raised by fit(); a sweep retries the trial (lane.max_retries)",
+    "CheckpointConfig": TRAINER_SIDE + "checkpoint.keep_best",
+    "ControllerError": "raised by fit(); a sweep retries the trial (failure.max_retries)",
     "DataConfig": TRAINER_SIDE + "data.datasets_to_split",
-    "FailureConfig": TRAINER_SIDE + "lane.max_retries, lane.max_failures",
+    "FailureConfig": TRAINER_SIDE + "failure.max_retries, failure.max_failures",
     "LoggingConfig": TRAINER_SIDE + "Ray Train's own logs, which a lane keeps quiet",
     "NCCLHangError": "raised by fit(); a sweep finds hangs itself (lane.hang_timeout_s)",
-    "PreemptionError": "raised by fit(); a sweep retries the trial (lane.max_retries)",
+    "PreemptionError": "raised by fit(); a sweep retries the trial (failure.max_retries)",
     "PreemptionInfo": "only seen while a node is being taken away: see test_ray_contract.py",
     "Result": "given by fit(); a sweep's results are in its ledger and in MLflow",
     "RunConfig": TRAINER_SIDE + "tracking, checkpoints, lane",
@@ -50,7 +50,7 @@ NOT_IN_A_TRAIN_FUNCTION = {
     "UserCallback": TRAINER_SIDE + "it watches a whole run, so it would watch the lane",
     "ValidationConfig": TRAINER_SIDE + "validation",
     "ValidationFn": "the type of validation.fn",
-    "WorkerGroupError": "raised by fit(); a sweep retries the trial (lane.max_retries)",
+    "WorkerGroupError": "raised by fit(); a sweep retries the trial (failure.max_retries)",
     "torch.TorchConfig": TRAINER_SIDE + "a lane has torch's process group",
     "torch.TorchTrainer": TRAINER_SIDE + "it is the sweep that runs the train function",
 }

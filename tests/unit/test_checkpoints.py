@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.fakes import fake_start
 
 from heats.checkpoints import CHECKPOINTS_DIR, orphans, remove, unneeded
-from heats.config import Direction
+from heats.config import CheckpointConf, Direction, ScoreOrder
 from heats.record import SweepRecord
 from heats.trial import Objective, Reported, RunCreated, TrialAsked, TrialEnded, TrialState
 
@@ -42,8 +42,8 @@ def sweep(
     return record
 
 
-def kept(record: SweepRecord, keep_best: int) -> list[str]:
-    gone = unneeded(record, keep_best)
+def kept(record: SweepRecord, keep_best: int, **settings: Any) -> list[str]:
+    gone = unneeded(record, CheckpointConf(keep_best=keep_best, **settings))
     assert all(uri.startswith(f"{number}.") for number, uri in gone)
     known = [uri for trial in record.trials.values() for uri in trial.checkpoints]
     return [uri for uri in known if uri not in {uri for _, uri in gone}]
@@ -56,6 +56,26 @@ def test_running_trial_keeps_its_best_and_its_newest() -> None:
 
 def test_finished_trial_keeps_its_best_only() -> None:
     assert kept(sweep((COMPLETE, [0.5, 0.1, 0.3])), 1) == ["0.2"]
+
+
+def test_as_many_of_the_best_are_kept_as_is_said() -> None:
+    losses = [0.5, 0.1, 0.3, 0.4, 0.2]
+    assert kept(sweep((COMPLETE, losses)), 1, num_to_keep=2) == ["0.2", "0.5"]
+    assert kept(sweep((RUNNING, [*losses, 0.9])), 1, num_to_keep=2) == ["0.2", "0.5", "0.6"]
+    assert kept(sweep((COMPLETE, losses)), 1, num_to_keep=None) == [f"0.{i}" for i in range(1, 6)]
+    assert kept(sweep((COMPLETE, losses), (COMPLETE, [0.9])), 1, num_to_keep=9) == [
+        f"0.{i}" for i in range(1, 6)
+    ]
+
+
+def test_another_metric_may_say_which_is_best() -> None:
+    record = sweep((COMPLETE, [0.5, 0.1, 0.3]))
+    for report in record.trials[0].reports:
+        report.metrics["accuracy"] = report.metrics["loss"]
+    score: dict[str, Any] = {"checkpoint_score_attribute": "accuracy"}
+    assert kept(record, 1, **score) == ["0.1"]
+    assert kept(record, 1, **score, checkpoint_score_order=ScoreOrder.min) == ["0.2"]
+    assert kept(record, 1, checkpoint_score_attribute="nobody reports it") == ["0.3"]
 
 
 def test_checkpoint_without_an_objective_is_kept_where_it_is_the_newest() -> None:

@@ -5,12 +5,14 @@ import os
 import pytest
 
 from heats.cluster import Node, capacity, fits, lane_shape, local_node, without
-from heats.config import BackendConf, ClusterConf, ScalingConf
+from heats.config import BackendConf, ClusterConf, Placement, ScalingConf
 from heats.errors import ConfigError
 from heats.trial import LaneShape
 
 CPUS = [Node({"CPU": 8.0})]
 GPUS = [Node({"CPU": 8.0, "GPU": 4.0}), Node({"CPU": 16.0, "GPU": 2.0})]
+TWO_OF_4 = [Node({"CPU": 4.0}), Node({"CPU": 4.0})]
+A100S = [Node({"CPU": 8.0, "GPU": 4.0, "accelerator_type:A100": 1.0})]
 MIXED = [Node({"CPU": 8.0}), Node({"CPU": 4.0, "GPU": 1.0})]
 
 
@@ -31,6 +33,14 @@ MIXED = [Node({"CPU": 8.0}), Node({"CPU": 4.0, "GPU": 1.0})]
             ScalingConf(resources_per_worker={"GPU": 0.5, "CPU": 2.0}),
             LaneShape(1, True, {"GPU": 0.5, "CPU": 2.0}),
         ),
+        (
+            A100S,
+            False,
+            ScalingConf(accelerator_type="A100", placement_strategy=Placement.SPREAD),
+            LaneShape(
+                1, True, {"GPU": 1.0, "accelerator_type:A100": 0.001}, placement=Placement.SPREAD
+            ),
+        ),
     ],
 )
 def test_shape_of_a_trial_follows_what_the_cluster_has(
@@ -45,6 +55,7 @@ def test_shape_of_a_trial_follows_what_the_cluster_has(
         (CPUS, ScalingConf(num_workers=9), ["num_workers=9", "has 8 CPU", "Ask for fewer"]),
         (CPUS, ScalingConf(use_gpu=True), ["has 0 GPU", "scaling.use_gpu=false"]),
         (CPUS, ScalingConf(resources_per_worker={"TPU": 1.0}), ["1 TPU each", "has 0 TPU"]),
+        (A100S, ScalingConf(accelerator_type="H100"), ["has 4 GPU, 0 accelerator_type:H100"]),
         # Six workers of 4 CPUs are 24, as many as there are, but one would span two nodes.
         (
             [Node({"CPU": 14.0}), Node({"CPU": 10.0})],
@@ -75,6 +86,17 @@ def test_trial_that_does_not_fit_is_refused_with_what_there_is(
         (LaneShape(2, True, {"GPU": 1.0}), MIXED, 0),
         (LaneShape(1, False, {"CPU": 1.0, "GPU": 0.0}), CPUS, 8),
         (LaneShape(1, False, {"CPU": 1.0}), [], 0),
+        (LaneShape(6, False, {"CPU": 1.0}, placement=Placement.SPREAD), TWO_OF_4, 1),
+        (LaneShape(6, False, {"CPU": 1.0}, placement=Placement.STRICT_PACK), TWO_OF_4, 0),
+        (LaneShape(3, False, {"CPU": 1.0}, placement=Placement.STRICT_PACK), TWO_OF_4, 2),
+        (LaneShape(3, False, {"CPU": 1.0}, placement=Placement.STRICT_SPREAD), TWO_OF_4, 0),
+        (LaneShape(2, False, {"CPU": 1.0}, placement=Placement.STRICT_SPREAD), TWO_OF_4, 4),
+        (LaneShape(1, False, {"CPU": 1.0}, placement=Placement.STRICT_SPREAD), TWO_OF_4, 8),
+        (
+            LaneShape(2, False, {"CPU": 1.0}, placement=Placement.STRICT_SPREAD),
+            [*TWO_OF_4, *TWO_OF_4],
+            8,
+        ),
     ],
 )
 def test_capacity_counts_trials_whose_workers_fit_on_a_node(

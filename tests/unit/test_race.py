@@ -19,9 +19,9 @@ from heats.compose import Composer
 from heats.config import (
     AshaConf,
     AshaMode,
-    CheckpointsConf,
+    CheckpointConf,
     Direction,
-    LaneConf,
+    FailureConf,
     ObjectiveConf,
     PbtConf,
     Scheduler,
@@ -495,7 +495,7 @@ def test_trial_without_a_checkpoint_starts_from_its_beginning(sweep: Sweeps) -> 
 
 
 def test_trial_that_loses_every_lane_fails_after_max_retries(sweep: Sweeps) -> None:
-    s = sweep(lane=LaneConf(max_retries=2))
+    s = sweep(failure=FailureConf(max_retries=2))
     for attempt in range(3):
         spec = s.next()
         assert (spec.number, spec.attempt) == (0, attempt)
@@ -506,7 +506,7 @@ def test_trial_that_loses_every_lane_fails_after_max_retries(sweep: Sweeps) -> N
 
 
 def test_trial_whose_code_raised_starts_again_as_often_as_it_may(sweep: Sweeps) -> None:
-    s = sweep(lane=LaneConf(max_failures=1, max_retries=0))
+    s = sweep(failure=FailureConf(max_failures=1, max_retries=0))
     first = s.next()
     s.report(first, 1, 0.5, saves=True)
     s.race.end(first.number, RAISED)
@@ -522,7 +522,7 @@ def test_trial_whose_code_raised_starts_again_as_often_as_it_may(sweep: Sweeps) 
 
 
 def test_resuming_does_not_use_up_retries(sweep: Sweeps) -> None:
-    settings: dict[str, Any] = {"lane": LaneConf(max_retries=1)}
+    settings: dict[str, Any] = {"failure": FailureConf(max_retries=1)}
     for _ in range(3):
         s = sweep(**settings)
         spec = s.next()
@@ -809,7 +809,7 @@ def test_pruned_and_failed_trials_keep_no_checkpoint(sweep: Sweeps) -> None:
 
 
 def test_only_the_best_finished_trials_keep_their_checkpoint(sweep: Sweeps) -> None:
-    s = sweep(num_trials=4, scheduler=Scheduler.none, checkpoints=CheckpointsConf(keep_best=2))
+    s = sweep(num_trials=4, scheduler=Scheduler.none, checkpoint=CheckpointConf(keep_best=2))
     specs = [s.next() for _ in range(4)]
     for spec, loss in zip(specs, [0.5, 0.2, 0.4, 0.3], strict=True):
         s.train(spec, [loss], saves=True)
@@ -939,7 +939,7 @@ def test_paused_trials_go_on_where_the_next_driver_has_no_scheduler(sweep: Sweep
 
 def test_preempted_trial_is_charged_where_it_never_gets_anywhere(sweep: Sweeps) -> None:
     gone = Outcome.failed(Fault.preempted, "its node went away")
-    s = sweep(lane=LaneConf(max_retries=1))
+    s = sweep(failure=FailureConf(max_retries=1))
     for epoch in (1, 2, 3):
         spec = s.next()
         assert spec.number == 0

@@ -61,6 +61,7 @@ class RayWorkerGroup:
                 num_workers=shape.num_workers,
                 use_gpu=shape.use_gpu,
                 resources_per_worker=shape.resources_per_worker,
+                placement_strategy=shape.placement.value,
             ),
             run_config=ray.train.RunConfig(
                 name=f"lane-{secrets.token_hex(8)}",

@@ -16,20 +16,20 @@ from heats.trial import Fault, Outcome
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from heats.config import LaneConf
+    from heats.config import FailureConf
     from heats.lane.messages import RankPulse, TurnEnded
 
 
 class Budget(Enum):
     """What another attempt after a fault is charged to."""
 
-    failures = "lane.max_failures"
+    failures = "failure.max_failures"
     """The trial's own doing: what it did once it will most likely do again."""
-    retries = "lane.max_retries"
+    retries = "failure.max_retries"
     """Not the trial's doing, or not certainly."""
     free = "nothing"
 
-    def allows(self, count: int, conf: LaneConf) -> bool:
+    def allows(self, count: int, conf: FailureConf) -> bool:
         """Whether a trial may start again after `count` faults that are charged to this."""
         limits = {Budget.failures: conf.max_failures, Budget.retries: conf.max_retries}
         return self not in limits or count <= limits[self]

@@ -115,7 +115,7 @@ def _best_checkpoint(record: SweepRecord, trial: TrialRecord) -> tuple[Reported,
         return report, trial.value
     had = any(reported.checkpoint for reported in trial.reports)
     reason = (
-        "none of its checkpoints is left (checkpoints.keep_best says how many trials keep one)"
+        "none of its checkpoints is left (checkpoint.keep_best says how many trials keep one)"
         if had
         else "it reported no checkpoint"
     )

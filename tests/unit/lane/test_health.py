@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from heats.config import LaneConf
+from heats.config import FailureConf
 from heats.lane.health import (
     TREATMENTS,
     Budget,
@@ -147,7 +147,7 @@ def test_only_an_error_in_a_lane_of_one_leaves_the_lane() -> None:
 
 
 def test_retries_are_charged_to_whose_doing_the_fault_was() -> None:
-    conf = LaneConf(max_failures=0, max_retries=2)
+    conf = FailureConf(max_failures=0, max_retries=2)
     allowed = {
         fault: [TREATMENTS[fault].budget.allows(count, conf) for count in (1, 2, 3, 100)]
         for fault in Fault
@@ -157,4 +157,4 @@ def test_retries_are_charged_to_whose_doing_the_fault_was() -> None:
     assert allowed[Fault.uneven_reports] == allowed[Fault.broken_program] == never
     assert allowed[Fault.rank_died] == allowed[Fault.hang] == allowed[Fault.oom_killed] == twice
     assert allowed[Fault.preempted] == allowed[Fault.retired] == ever
-    assert Budget.failures.allows(2, LaneConf(max_failures=2))
+    assert Budget.failures.allows(2, FailureConf(max_failures=2))

@@ -91,5 +91,5 @@ def test_trial_whose_checkpoints_were_dropped_names_the_setting() -> None:
     record = fake_sweep()
     trial = choose_trial(record, None)
     trial.checkpoints.clear()
-    with pytest.raises(PromotionRefusedError, match=r"checkpoints\.keep_best"):
+    with pytest.raises(PromotionRefusedError, match=r"checkpoint\.keep_best"):
         candidate_of(record, trial, "run")
