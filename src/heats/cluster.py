@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 import math
 import os
@@ -71,19 +72,28 @@ def without(nodes: list[Node], resources: dict[str, float]) -> list[Node]:
 
 
 def lane_shape(
-    conf: ScalingConf, backend: BackendConf, nodes: list[Node], *, is_single_run: bool
+    conf: ScalingConf,
+    backend: BackendConf,
+    nodes: list[Node],
+    *,
+    is_single_run: bool,
+    now: list[Node] | None = None,
 ) -> LaneShape:
     """The workers of one trial on these nodes.
 
     A run without a search space takes every GPU, one worker each, or else all CPUs of a node in one
-    worker. A sweep's trial takes one GPU, or else one CPU, so that many run at once.
+    worker. A sweep's trial takes one GPU, or else one CPU, so that many run at once. A trial whose
+    workers are elastic takes as many as fit on the nodes that there are `now`, which may have
+    become others since the sweep began; None: the same.
 
     Raises:
         ConfigError: Not even one trial fits; the message names the key and what the cluster has.
     """
     num_gpus = sum(node.resources.get("GPU", 0) for node in nodes)
     use_gpu = num_gpus >= 1 if conf.use_gpu is None else conf.use_gpu
-    num_workers = conf.num_workers
+    num_workers, least = conf.num_workers, None
+    if isinstance(num_workers, list):
+        least, num_workers = num_workers
     per_worker = dict(conf.resources_per_worker or {})
     if not per_worker:
         per_worker = {"GPU": 1.0} if use_gpu else {"CPU": 1.0}
@@ -102,6 +112,14 @@ def lane_shape(
         backend.timeout_s,
         conf.placement_strategy,
     )
+    if least is not None:
+        counts = range(shape.num_workers, least - 1, -1)
+        elastic = [dataclasses.replace(shape, num_workers=count) for count in counts]
+        there = nodes if now is None else now
+        fitting = (each for each in elastic if capacity(each, there) >= 1)
+        shape = next(fitting, elastic[-1])
+        if now is not None:
+            return shape  # Where too few are left it waits for more.
     if capacity(shape, nodes) < 1:
         total: dict[str, float] = {}
         for node in nodes:

@@ -157,13 +157,13 @@ class PbtConf:
 class ScalingConf:
     """Workers of one trial.
 
-    `num_workers` null: one. `use_gpu` null: yes where the cluster has GPUs. A run without a search
-    space takes every GPU (one worker each), or all CPUs in one worker. `resources_per_worker` is
-    Ray's mapping (`CPU`, `GPU`, custom), null: one GPU, or one CPU. `accelerator_type` (`A100`) and
-    `placement_strategy` are those of Ray's `ScalingConfig` as well.
+    `num_workers` null: one; `[min, max]`: elastic, as Ray has it. `use_gpu` null: yes where the
+    cluster has GPUs. A run without a search space takes every GPU (one worker each), or all CPUs in
+    one worker. `resources_per_worker` is Ray's mapping (`CPU`, `GPU`, custom), null: one GPU, or
+    one CPU. `accelerator_type` (`A100`) and `placement_strategy` are Ray's as well.
     """
 
-    num_workers: int | None = None
+    num_workers: Any = None  # A number or a pair: OmegaConf knows no such union.
     use_gpu: bool | None = None
     # A mapping without a type: the command line could not set a typed one that is null.
     resources_per_worker: Any = None
@@ -172,12 +172,14 @@ class ScalingConf:
 
     def __post_init__(self) -> None:
         """Raise ConfigError where a bound does not hold."""
-        _require(
-            self.num_workers is None or self.num_workers >= 1,
-            "scaling.num_workers",
-            self.num_workers,
-            "give 1 or more, or null for automatic",
-        )
+        key, count = "scaling.num_workers", self.num_workers
+        match count:
+            case [int() as least, int() as most]:
+                is_valid = 1 <= least <= most
+            case _:
+                is_valid = count is None or (isinstance(count, int) and count >= 1)
+        remedy = "give 1 or more, [min, max] for elastic workers, or null for automatic"
+        _require(is_valid, key, count, remedy)
         key, resources = "scaling.resources_per_worker", self.resources_per_worker
         is_mapping = resources is None or isinstance(resources, dict)
         _require(is_mapping, key, resources, "give a mapping such as {CPU: 2}, or null")

@@ -27,7 +27,7 @@ from heats.tracking.ledger import check_study_name, read_sweep
 from heats.trial import Objective, SweepStarted
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Callable, Container
 
     from hydra.types import HydraContext, TaskFunction
     from omegaconf import DictConfig
@@ -147,10 +147,16 @@ class Plan:
             reduction_factor=asha.reduction_factor,
         )
 
-    def shape(self, nodes: list[Node], config: DictConfig | None = None) -> LaneShape:
+    def shape(
+        self,
+        nodes: list[Node],
+        config: DictConfig | None = None,
+        now: Callable[[], list[Node]] | None = None,
+    ) -> LaneShape:
         """The workers of a trial on these nodes, which is what trials may have.
 
-        `config` is the trial's own; None: as the sweep has it.
+        `config` is the trial's own; None: as the sweep has it. `now` gives the nodes that there are
+        now, for elastic workers; None: the same.
 
         Raises:
             ConfigError: They do not fit.
@@ -161,7 +167,9 @@ class Plan:
             backend = section(BackendConf, config, "backend")
         is_single_run = not self.space.dimensions
         try:
-            return lane_shape(scaling, backend, nodes, is_single_run=is_single_run)
+            is_elastic = isinstance(scaling.num_workers, list)
+            there = now() if now is not None and is_elastic else None
+            return lane_shape(scaling, backend, nodes, is_single_run=is_single_run, now=there)
         except ConfigError as exc:
             kept = [f"{amount:g} {name}" for name, amount in self.conf.kept_free.items()]
             if not kept:

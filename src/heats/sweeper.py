@@ -124,7 +124,10 @@ def _execute(plan: Plan) -> int:
             return tracker.create_trial(trial.number, trial.asked_s)
 
         def shape_of(config: DictConfig) -> LaneShape:
-            return _INLINE_SHAPE if is_inline else plan.shape(nodes, config)
+            return _INLINE_SHAPE if is_inline else plan.shape(nodes, config, nodes_now)
+
+        def nodes_now() -> list[Node]:
+            return without(live_nodes(), conf.kept_free)
 
         nodes = [local_node(conf.cluster)]  # Of another cluster: those found on connecting to it.
         study = Study(plan.objective, plan.space, conf.sampler, conf.seed)

@@ -50,9 +50,23 @@ def test_shape_of_a_trial_follows_what_the_cluster_has(
 
 
 @pytest.mark.parametrize(
+    ("now", "num_workers"),
+    [(None, 6), (TWO_OF_4, 8), ([*CPUS, *CPUS], 8), (TWO_OF_4[:1], 4), ([], 2)],
+)
+def test_elastic_workers_are_as_many_as_fit_on_what_is_there_now(
+    now: list[Node] | None, num_workers: int
+) -> None:
+    conf = ScalingConf(num_workers=[2, 8], resources_per_worker={"CPU": 1.0})
+    start = [Node({"CPU": 6.0})]
+    shape = lane_shape(conf, BackendConf(), start, is_single_run=False, now=now)
+    assert shape.num_workers == num_workers
+
+
+@pytest.mark.parametrize(
     ("nodes", "conf", "told"),
     [
         (CPUS, ScalingConf(num_workers=9), ["num_workers=9", "has 8 CPU", "Ask for fewer"]),
+        (CPUS, ScalingConf(num_workers=[9, 12]), ["num_workers=9", "has 8 CPU"]),
         (CPUS, ScalingConf(use_gpu=True), ["has 0 GPU", "scaling.use_gpu=false"]),
         (CPUS, ScalingConf(resources_per_worker={"TPU": 1.0}), ["1 TPU each", "has 0 TPU"]),
         (A100S, ScalingConf(accelerator_type="H100"), ["has 4 GPU, 0 accelerator_type:H100"]),

@@ -48,6 +48,8 @@ def test_node_is_a_hydra_sweeper_of_plain_values() -> None:
         (AshaConf, {"reduction_factor": 1}, "asha.reduction_factor=1"),
         (AshaConf, {"min_resource": 5, "max_resource": 4}, "asha.max_resource=4"),
         (ScalingConf, {"num_workers": 0}, "scaling.num_workers=0"),
+        (ScalingConf, {"num_workers": [3, 2]}, "scaling.num_workers=[3, 2]"),
+        (ScalingConf, {"num_workers": "two"}, "scaling.num_workers='two'"),
         (ScalingConf, {"resources_per_worker": {"CPU": -1}}, "scaling.resources_per_worker.CPU=-1"),
         (LaneConf, {"max_concurrent": 0}, "lane.max_concurrent=0"),
         (FailureConf, {"max_retries": -1}, "failure.max_retries=-1"),
