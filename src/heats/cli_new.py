@@ -30,7 +30,9 @@ def register(app: typer.Typer) -> None:
 
 
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the project, and of its folder.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Name of the project, and of its folder.")
+    ],
     framework: Annotated[
         str, typer.Option(help="What its training loop is written with.")
     ] = "pytorch",
