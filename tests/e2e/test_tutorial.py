@@ -58,9 +58,9 @@ def test_train_functions_of_the_frameworks_are_trials_as_they_stand(tmp_path: Pa
         program.kill()
     assert code == 0, program.output
     trials = read_sweep(tmp_path / "mlruns/sweeps/apps").trials.values()
-    assert {trial.params["app"] for trial in trials} == set(APPS)
-    for trial in trials:
-        name = trial.params["app"]
+    by_name = {str(trial.params["+app"]): trial for trial in trials}
+    assert by_name.keys() == APPS.keys()
+    for name, trial in by_name.items():
         assert trial.state is TrialState.COMPLETE, name
         accuracies = [report.metrics[APPS[name]] for report in trial.reports]
         assert len(accuracies) == 2, name
