@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from heats.cli_new import register as register_new
 from heats.cli_promote import register as register_promotion
 from heats.cli_up import register as register_up
 from heats.errors import ConfigError, ExitCode, HeatsError, LedgerError
@@ -323,5 +324,6 @@ def sync(
         raise typer.Exit(ExitCode.NOT_DONE)
 
 
+register_new(app)
 register_promotion(app)
 register_up(app)

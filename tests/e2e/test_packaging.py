@@ -138,6 +138,9 @@ def test_wheel_holds_package_plugin_and_licence_only(wheel: Path) -> None:
         f"{wheel.name.split('-py')[0]}.dist-info",
     }
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+    templates = REPO / "src/heats/templates"
+    files = {path.relative_to(templates.parent) for path in templates.rglob("*") if path.is_file()}
+    assert {f"heats/{path.as_posix()}" for path in files} <= set(names)
     # An __init__.py there would hide every other Hydra plugin on the machine.
     assert "hydra_plugins/__init__.py" not in names
 
