@@ -276,6 +276,7 @@ class Race:
                 trial=number,
                 attempt=attempt,
                 checkpoint=last.checkpoint if last else None,
+                job_dir=str(job_dir),
             )
         )
         self._running.add(number)

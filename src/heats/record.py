@@ -7,6 +7,7 @@ another. So the live view, a resume and a report can never disagree.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from heats.trial import (
@@ -61,6 +62,7 @@ class TrialRecord:
     log: str | None = None
     run_id: str | None = None
     artifact_dir: str | None = None
+    job_dir: str | None = None
     attempts: int = 0
     reports: list[Reported] = field(default_factory=list)
     judged: list[Judged] = field(default_factory=list)
@@ -135,6 +137,17 @@ def _best(reports: Iterable[Reported], objective: Objective) -> Reported | None:
     return best
 
 
+def config_file(sweep_dir: Path, number: int, job_dir: str | None) -> Path:
+    """Where Hydra wrote a trial's config: in its job folder, which may be anywhere.
+
+    In an app that sets `hydra.sweep.dir` as the shipped one does, and in a sweep whose folder was
+    moved with all that is in it, that is a folder of the sweep's own.
+    """
+    name = Path(".hydra", "config.yaml")
+    file = Path(job_dir or "") / name
+    return file if job_dir is not None and file.is_file() else sweep_dir / str(number) / name
+
+
 @dataclass(slots=True)
 class SweepRecord:
     """One sweep so far. `start` is the first event; `ended` is None while a driver should live.
@@ -194,6 +207,7 @@ class SweepRecord:
             case TurnStarted():
                 trial = self.trials[event.trial]
                 trial.attempts = event.attempt + 1
+                trial.job_dir = event.job_dir
                 trial.spans.append((event.time_s, event.time_s))
                 trial.is_open = trial.is_starting = True
                 trial.is_paused = False

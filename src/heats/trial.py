@@ -170,12 +170,16 @@ class TrialAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnStarted:
-    """An attempt at a trial began; `checkpoint` is where it continues from."""
+    """An attempt at a trial began; `checkpoint` is where it continues from.
+
+    `job_dir` is Hydra's folder for it (None: a sweep of before it was written down).
+    """
 
     time_s: float
     trial: int
     attempt: int
     checkpoint: str | None = None
+    job_dir: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -219,7 +219,7 @@ def test_trial_gets_its_config_run_and_folders(sweep: Sweeps) -> None:
     assert config.hydra.job.num == 0
     assert spec.run_id == f"{0:032x}"
     assert spec.artifact_dir == str(s.folder / "artifacts" / "run-0")
-    assert spec.job_dir == str(s.job_dir / "0")
+    assert spec.job_dir == str(s.job_dir / "0") == s.race.sweep.trials[0].job_dir
 
 
 def test_trial_that_reports_and_returns_is_complete_with_its_best_value(sweep: Sweeps) -> None:

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import pytest
 from tests.fakes import fake_start, fake_sweep
 
 from heats.config import Direction
-from heats.record import SweepRecord
+from heats.record import SweepRecord, config_file
 from heats.trial import (
     AttemptLost,
     CheckpointDropped,
@@ -24,6 +25,9 @@ from heats.trial import (
     TurnStarted,
     Verdict,
 )
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 COMPLETE, PRUNED, FAIL = TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL
 LOSS = Objective("loss", Direction.minimize)
@@ -196,3 +200,13 @@ def test_pause_is_no_age_of_a_trial_that_waits_to_go_on() -> None:
     assert record.trials[0].duration_s(203.0) == 3.5
     record.apply(AttemptLost(time_s=204.0, trial=0, attempt=1, reason="gone"))
     assert record.trials[0].duration_s(300.0) == 4.5
+
+
+def test_config_of_a_trial_is_in_its_job_folder_else_in_the_sweeps_own(tmp_path: Path) -> None:
+    sweep_dir, job_dir = tmp_path / "sweep", tmp_path / "multirun" / "3"
+    own = sweep_dir / "3" / ".hydra" / "config.yaml"
+    assert config_file(sweep_dir, 3, None) == config_file(sweep_dir, 3, str(job_dir)) == own
+    elsewhere = job_dir / ".hydra" / "config.yaml"
+    elsewhere.parent.mkdir(parents=True)
+    elsewhere.touch()
+    assert config_file(sweep_dir, 3, str(job_dir)) == elsewhere

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from mlflow.exceptions import MlflowException
 
 from heats.errors import ConfigError, PromotionRefusedError, TrackingError
+from heats.record import config_file
 from heats.tracking import gates
 from heats.tracking.candidate import PREDICTOR, Candidate, candidate_of, choose_trial
 from heats.tracking.choices import Choices, model_name, promotion_settings
@@ -102,11 +103,10 @@ def promote(
     model = model_name(record, settings, choices)
     check_alias(choices.alias)
     trial = choose_trial(record, choices.trial)
-    config_file = choices.config or sweep_dir / str(trial.number) / ".hydra" / "config.yaml"
-    config_file = config_file.absolute()
-    if not config_file.is_file():
+    config = (choices.config or config_file(sweep_dir, trial.number, trial.job_dir)).absolute()
+    if not config.is_file():
         msg = (
-            f"The config of trial {trial.number} is not at {config_file}. Give it with "
+            f"The config of trial {trial.number} is not at {config}. Give it with "
             "--config FILE: the config.yaml in the .hydra folder of the trial."
         )
         raise ConfigError(msg)
@@ -125,7 +125,7 @@ def promote(
             settings=settings,
             candidate=candidate_of(record, trial, run.info.run_id),
             run=run,
-            config_file=config_file,
+            config_file=config,
             scratch=Path(scratch),
             on_step=on_step,
         ).promote()

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from heats.record import config_file
 from heats.tracking.keys import mlflow_key
 from heats.tracking.provenance import Provenance, redact_text, redact_value
 from heats.trial import (
@@ -92,6 +93,7 @@ class Translator:
         self._dir = sweep_dir
         self._start: SweepStarted | None = None
         self._asked_s: dict[int, float] = {}
+        self._job_dirs: dict[int, str | None] = {}
         self._running: set[int] = set()
         self._best: float | None = None
         self._best_trial: int | None = None
@@ -113,11 +115,13 @@ class Translator:
                 run.set_params({key: str(value) for key, value in event.params.items()})
                 lines = [*(self._start.fixed if self._start else ()), *event.overrides]
                 run.texts["overrides.txt"] = redact_text("\n".join(lines) + "\n")
-            case TurnStarted() if event.trial not in self._running:
-                self._running.add(event.trial)
-                run = self._run(writes, event.trial)
-                run.tags["heats.state"] = "running"
-                run.status, run.ended_ms = "RUNNING", None
+            case TurnStarted():
+                self._job_dirs[event.trial] = event.job_dir
+                if event.trial not in self._running:
+                    self._running.add(event.trial)
+                    run = self._run(writes, event.trial)
+                    run.tags["heats.state"] = "running"
+                    run.status, run.ended_ms = "RUNNING", None
             case Reported():
                 tags = {mlflow_key(key): redact_value(key, tag) for key, tag in event.tags.items()}
                 self._run(writes, event.trial).tags |= tags
@@ -203,7 +207,8 @@ class Translator:
         if event.log and event.state is TrialState.FAIL:
             log = self._dir / event.log
             self._attach(run, log.name, log)
-        self._attach(run, "config.yaml", self._dir / str(event.trial) / ".hydra" / "config.yaml")
+        job_dir = self._job_dirs.get(event.trial)
+        self._attach(run, "config.yaml", config_file(self._dir, event.trial, job_dir))
         objective: Objective | None = self._start.objective if self._start else None
         if objective is None or event.value is None:
             return
