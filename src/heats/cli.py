@@ -47,7 +47,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Look at sweeps, go on with them, and promote what they found.",
+    help="Look at sweeps, go on with them, promote what they found; start a project.",
 )
 
 RootOption = Annotated[

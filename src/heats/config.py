@@ -435,7 +435,8 @@ class PromotionConf:
 
     `evaluate(config, checkpoint_dir) -> dict[str, float]` gives the metrics of a checkpoint anew.
     `predictor` is a module whose source is stored as the model's code (MLflow models from code).
-    `example(config) -> input` gives an input example. `config` is the `recipe.config` of the trial.
+    `example(config) -> input` gives an input example. `config` is the `recipe.config` of the trial,
+    or all of its config where it has no such node.
     `tolerance` is the relative difference allowed between logged and re-evaluated objective.
     """
 
