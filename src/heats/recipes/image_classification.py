@@ -290,7 +290,8 @@ def load_weights(model: transformers.PreTrainedModel, folder: Path) -> None:
     Raises:
         ValueError: The checkpoint lacks some weights.
     """
-    saved, found = type(model).from_pretrained(folder, output_loading_info=True)
+    loaded: Any = type(model).from_pretrained(folder, output_loading_info=True)
+    saved, found = loaded
     if found["missing_keys"]:
         msg = f"The checkpoint in {folder} has no weights for {sorted(found['missing_keys'])}."
         raise ValueError(msg)

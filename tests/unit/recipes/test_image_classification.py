@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(30)
 
-SIZES = {
+SIZES: dict[str, Any] = {
     "hidden_size": 16,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
@@ -51,10 +51,10 @@ def stripes(num: int, height: int, width: int) -> Images:
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Settings for a tiny model and grey images that say their label."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(offline_images, "fashion_mnist", lambda *_: stripes(48, 12, 10))
+    monkeypatch.setattr(offline_images, "fashion_mnist", lambda *_: stripes(64, 12, 10))
     image_classification._load_corpus.cache_clear()
     return {
-        "lr": 1e-2,
+        "lr": 2e-2,
         "batch_size": 8,
         "epochs": 3,
         "weight_decay": 0.01,
@@ -115,6 +115,7 @@ def test_training_beats_the_majority_class_and_reports_every_epoch(
 def test_run_that_continues_equals_one_that_never_stopped(
     one_rank: OneRank, config: dict[str, Any]
 ) -> None:
+    config["epochs"] = 2
     whole = one_rank.run(image_classification.train, config)
     first, last = one_rank.checkpoints[0], one_rank.checkpoints[-1]
 
@@ -156,6 +157,7 @@ def test_checkpoint_that_lacks_weights_is_refused(config: dict[str, Any], tmp_pa
 def test_second_trial_of_a_process_equals_the_first(
     one_rank: OneRank, config: dict[str, Any]
 ) -> None:
+    config["epochs"] = 1
     first = one_rank.run(image_classification.train, config)
     one_rank.run(image_classification.train, config | {"seed": 1, "lr": 1e-3})
     again = one_rank.run(image_classification.train, config)
@@ -187,10 +189,13 @@ def test_frozen_backbone_stays_as_it_is(one_rank: OneRank, config: dict[str, Any
 def test_images_are_decoded_once_for_a_node(
     config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = []
-    monkeypatch.setattr(
-        offline_images, "fashion_mnist", lambda *part: calls.append(part) or stripes(48, 12, 10)
-    )
+    splits = []
+
+    def fashion_mnist(_data_dir: str, split: str) -> Images:
+        splits.append(split)
+        return stripes(64, 12, 10)
+
+    monkeypatch.setattr(offline_images, "fashion_mnist", fashion_mnist)
     first = image_classification.load_corpus(config)
     assert image_classification.load_corpus(config | {"lr": 1.0, "seed": 5}) is first
     image_classification._load_corpus.cache_clear()  # As in another process.
@@ -198,12 +203,12 @@ def test_images_are_decoded_once_for_a_node(
     again = image_classification.load_corpus(config)
 
     assert again.fingerprint == first.fingerprint
-    assert [split for _, split in calls] == ["train", "test"]
+    assert splits == ["train", "test"]
 
 
 def test_grey_images_become_normalized_rgb(config: dict[str, Any]) -> None:
     corpus = image_classification.load_corpus(config | {"image_size": 12})
-    (image, *_), _ = stripes(48, 12, 10)
+    (image, *_), _ = stripes(64, 12, 10)
 
     batch = image_classification.collate([corpus.train[index] for index in range(4)])
 
