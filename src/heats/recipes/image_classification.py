@@ -250,7 +250,10 @@ def load_processor(
         return transformers.ViTImageProcessor(**settings)
     source = model_source(model, data_dir)
     with hub.loading(source, OFFLINE):
-        return transformers.AutoImageProcessor.from_pretrained(source, **settings)
+        processor: transformers.BaseImageProcessor = (
+            transformers.AutoImageProcessor.from_pretrained(source, **settings)  # type: ignore[no-untyped-call]
+        )
+    return processor
 
 
 def model_source(name: str, data_dir: str) -> str:

@@ -23,7 +23,7 @@ class ImageClassifier(PythonModel):
     def load_context(self, context: PythonModelContext) -> None:
         """Read the checkpoint that was registered."""
         source = Path(context.artifacts["checkpoint"], "checkpoint")
-        self.processor = AutoImageProcessor.from_pretrained(source)
+        self.processor = AutoImageProcessor.from_pretrained(source)  # type: ignore[no-untyped-call]
         self.model = AutoModelForImageClassification.from_pretrained(source).eval()
 
     def predict(

