@@ -43,7 +43,7 @@ def cached(key: Any, build: Callable[[], T], *, folder: Path | None = None) -> T
     Raises:
         TypeError: `build` gave something else. Keep it by `functools.cache`, for one process.
     """
-    path = (folder or _cache_dir()) / _digest(key, build)
+    path = (folder or cache_dir()) / _digest(key, build)
     if not path.exists():
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Ranks and lanes ask at the same time: one builds, the others wait for it.
@@ -54,7 +54,8 @@ def cached(key: Any, build: Callable[[], T], *, folder: Path | None = None) -> T
     return value
 
 
-def _cache_dir() -> Path:
+def cache_dir() -> Path:
+    """The folder `heats` in the user's cache folder."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base, "heats")
 

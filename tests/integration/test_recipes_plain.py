@@ -42,6 +42,31 @@ TEXT: dict[str, Any] = {
     "frozen_layers": 5,
     "warmup_ratio": 0.0,
 }
+IMAGES: dict[str, Any] = {
+    "lr": 2e-3,
+    "batch_size": 16,
+    "epochs": 1,
+    "weight_decay": 0.01,
+    "seed": 0,
+    "model": "vit",
+    "vit": {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "patch_size": 8,
+    },
+    "image_size": 16,
+    "freeze_backbone": False,
+    "dataset": "fashion-mnist",
+    "data_dir": str(DATA_DIR),
+    "eval_split": "test",
+    "classes": 3,
+    "max_train_rows": 64,
+    "max_eval_rows": 45,  # Odd, so that two ranks cannot have the same share.
+    "loader_workers": 0,
+    "warmup_ratio": 0.0,
+}
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -96,3 +121,22 @@ def test_text_classification_trains_in_a_plain_torch_trainer(
     if num_workers == 2:  # It continues from files that both ranks have written.
         states = {path.name for path in Path(result.checkpoint.path).glob("*/rng_state*")}
         assert states == {"rng_state_0.pth", "rng_state_1.pth"}
+
+
+def test_image_classification_trains_in_a_plain_torch_trainer(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="needs heats[examples]")
+    if not DATA_DIR.is_dir():
+        pytest.skip("needs `make data`")
+    from heats.recipes import image_classification
+
+    result = fit(image_classification.train, IMAGES, tmp_path, num_workers=2)
+
+    assert result.error is None
+    assert result.metrics is not None
+    assert result.metrics["epoch"] == 1
+    assert result.checkpoint is not None
+    again = image_classification.evaluate(IMAGES, result.checkpoint.path)
+    for name in ("eval_accuracy", "eval_majority_accuracy"):
+        assert again[name] == pytest.approx(result.metrics[name], abs=1e-9)
+    states = {path.name for path in Path(result.checkpoint.path).glob("*/rng_state*")}
+    assert states == {"rng_state_0.pth", "rng_state_1.pth"}

@@ -36,6 +36,9 @@ PACKAGES = {
     "frameworks/deepspeed": "deepspeed",
     "frameworks/hf_trainer": "transformers",
     "frameworks/lightning": "lightning",
+    "image_classification": "transformers",
+    "image_classification_dinov2": "transformers",
+    "image_classification_hub": "transformers",
     "text_classification": "transformers",
     "text_classification_hub": "transformers",
 }

