@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from heats.recipes.offline import text
-from heats.recipes.offline.packages import PACKAGES, VADER, Package
+from heats.recipes.offline import glue, text
+from heats.recipes.offline.packages import GENSIM, PACKAGES, ROTTEN_TOMATOES, VADER, Package
 
 DATA_DIR = Path(__file__).parents[3] / ".cache" / "data"
 
@@ -114,3 +114,46 @@ def test_model_is_a_folder_that_transformers_can_read() -> None:
     files = {path.name for path in Path(text.model_path()).iterdir()}
 
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= files
+
+
+@needs(ROTTEN_TOMATOES)
+@needs(GENSIM)
+@pytest.mark.parametrize("task", glue.LABELS)
+def test_stand_in_of_a_task_is_split_without_overlap_and_has_every_label(task: str) -> None:
+    train, validation = (glue.load(task, split, str(DATA_DIR)) for split in ("train", "validation"))
+
+    texts = [{text for column in rows.columns for text in column} for rows in (train, validation)]
+    shared = {text for text in texts[0] & texts[1] if len(text.split()) > 6}
+    assert len(shared) < 5  # A critic's phrase of two films; else films and texts are apart.
+    for rows in (train, validation):
+        assert {len(column) for column in rows.columns} == {len(rows.labels)}
+        if task == "stsb":
+            assert 1 <= min(rows.labels) < max(rows.labels) <= 5
+        else:
+            assert set(rows.labels) == set(range(len(glue.LABELS[task])))
+            most = collections.Counter(rows.labels).most_common(1)[0][1] / len(rows.labels)
+            assert most < {"cola": 0.72, "sst2": 0.6}.get(task, 0.53)
+
+
+@needs(ROTTEN_TOMATOES)
+def test_both_mnli_train_on_the_same_rows() -> None:
+    mnli, mismatched = (glue.load(task, "train", str(DATA_DIR)) for task in ("mnli", "mnli-mm"))
+
+    assert mnli == mismatched
+
+
+@needs(ROTTEN_TOMATOES)
+def test_swapped_sentence_has_the_words_of_one_that_is_in_order() -> None:
+    rows = glue.load("cola", "train", str(DATA_DIR))
+    sources = glue.load("sst2", "train", str(DATA_DIR)).columns[0]
+    in_order = {" ".join(text.split()) for text in sources}
+    bags = {tuple(sorted(text.split())) for text in in_order}
+
+    for text, label in list(zip(rows.columns[0], rows.labels, strict=True))[:500]:
+        assert tuple(sorted(text.split())) in bags
+        assert (text in in_order) == (label == 1)
+
+
+def test_task_without_a_stand_in_is_an_error_that_names_the_others() -> None:
+    with pytest.raises(ValueError, match=r"cola, mnli, mnli-mm, mrpc, sst2, stsb.*glue_hub"):
+        glue.load("rte", "train", str(DATA_DIR))

@@ -70,7 +70,9 @@ def load(task: str, split: str, data_dir: str) -> Rows:
         )
         raise ValueError(msg)
     is_eval = split == "validation"
-    rng = random.Random(f"{task} {split}")
+    in_news = task == "mnli-mm" and is_eval
+    # Both mnli train on the same rows, as in GLUE.
+    rng = random.Random(f"{task.removesuffix('-mm')} {split}")
     rows: list[tuple[tuple[str, ...], float]]
     if task == "stsb":
         rows = _compared_documents(data_dir, is_eval)
@@ -84,7 +86,6 @@ def load(task: str, split: str, data_dir: str) -> Rows:
         reviews = (text for verdict, text in _snippets(data_dir, is_eval) if verdict != "plot")
         rows = _bigram_shift(reviews, rng)
     else:
-        in_news = task == "mnli-mm" and is_eval
         texts = _news(data_dir) if in_news else _plots(data_dir, is_eval)
         pair: Callable[..., tuple[tuple[str, ...], float]] = (
             _same_text if task == "mrpc" else _part_of_text
@@ -192,7 +193,7 @@ def _of_other(texts: list[list[str]], own: int, rng: random.Random) -> str:
 def _compared_documents(data_dir: str, is_eval: bool) -> list[tuple[tuple[str, ...], float]]:
     """Pairs of documents of one split, and the mean similarity, from 0 to 5.
 
-    The file holds it from 0.2 (the lowest answer of a scale from 1 to 5) to 1.
+    The file holds it above the diagonal, from 0.2 (the lowest answer of a scale from 1 to 5) to 1.
     """
     documents = _lines(data_dir, "lee.cor")
     table = [
@@ -204,7 +205,7 @@ def _compared_documents(data_dir: str, is_eval: bool) -> list[tuple[tuple[str, .
     random.Random(0).shuffle(order)
     part = order[:_NUM_EVAL_DOCUMENTS] if is_eval else order[_NUM_EVAL_DOCUMENTS:]
     return [
-        ((documents[a], documents[b]), 5 * table[a][b])
+        ((documents[a], documents[b]), 5 * table[min(a, b)][max(a, b)])
         for at, a in enumerate(part)
         for b in part[at + 1 :]
     ]
