@@ -149,9 +149,9 @@ def test_swapped_sentence_has_the_words_of_one_that_is_in_order() -> None:
     in_order = {" ".join(text.split()) for text in sources}
     bags = {tuple(sorted(text.split())) for text in in_order}
 
-    for text, label in list(zip(rows.columns[0], rows.labels, strict=True))[:500]:
-        assert tuple(sorted(text.split())) in bags
-        assert (text in in_order) == (label == 1)
+    for sentence, label in list(zip(rows.columns[0], rows.labels, strict=True))[:500]:
+        assert tuple(sorted(sentence.split())) in bags
+        assert (sentence in in_order) == (label == 1)
 
 
 def test_task_without_a_stand_in_is_an_error_that_names_the_others() -> None:
