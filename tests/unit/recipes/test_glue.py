@@ -14,7 +14,7 @@ import ray.train
 import torch
 import transformers
 from mlflow.pyfunc.model import PythonModelContext
-from scipy.stats import pearsonr
+from scipy.stats import pearsonr  # type: ignore[import-untyped]
 from sklearn.metrics import matthews_corrcoef
 
 from heats.recipes import glue, glue_data, glue_predictor, hub
@@ -97,7 +97,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str
         )
 
     monkeypatch.setattr(offline_glue, "load", load)
-    config = {
+    config: dict[str, Any] = {
         "lr": 1e-2,
         "batch_size": 8,
         "epochs": 2,
