@@ -132,7 +132,9 @@ def collator(config: dict[str, Any]) -> Callable[[Columns], Batch]:
 
     def collate(rows: Columns) -> Batch:
         tokens = {
-            name: [list(ids) for ids in column] for name, column in rows.items() if name != "label"
+            name: [np.asarray(ids).tolist() for ids in column]
+            for name, column in rows.items()
+            if name != "label"
         }
         batch = tokenizer.pad(tokens, return_tensors="pt")
         return {**batch, "labels": torch.tensor(rows["label"].tolist(), dtype=dtype)}

@@ -14,6 +14,7 @@ import ray.train
 import torch
 import transformers
 from mlflow.pyfunc.model import PythonModelContext
+from ray.data.block import BlockAccessor
 from scipy.stats import pearsonr  # type: ignore[import-untyped]
 from sklearn.metrics import matthews_corrcoef
 
@@ -56,13 +57,7 @@ class Shard:
         end = num_rows - num_rows % batch_size if drop_last else num_rows
         for start in range(0, end, batch_size):
             rows = self._table.take(order[start : start + batch_size])
-            yield collate_fn({name: objects(rows[name].to_pylist()) for name in rows.column_names})
-
-
-def objects(values: list[Any]) -> NDArray[Any]:
-    array = np.empty(len(values), dtype=object)
-    array[:] = values
-    return array
+            yield collate_fn(BlockAccessor.for_block(rows).to_batch_format("numpy"))
 
 
 @pytest.fixture
