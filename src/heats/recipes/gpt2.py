@@ -97,6 +97,13 @@ def blocks(config: dict[str, Any], split: str) -> NDArray[np.int32]:
     return found
 
 
+def batches(config: dict[str, Any], split: str) -> Iterator[Tensor]:
+    """`blocks` as the loop takes them: (`batch_size`, block_size) int64, the last one shorter."""
+    found = torch.from_numpy(blocks(config, split)).long()
+    for start in range(0, len(found), config["batch_size"]):
+        yield found[start : start + config["batch_size"]]
+
+
 @functools.lru_cache(maxsize=2)
 def _blocks(
     *,

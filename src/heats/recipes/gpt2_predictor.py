@@ -47,9 +47,7 @@ class TextGenerator(PythonModel):
         return pd.DataFrame({"text": texts})
 
     @torch.no_grad()
-    def _continued(
-        self, prompt: str, *, max_new_tokens: int, temperature: float, seed: int
-    ) -> str:
+    def _continued(self, prompt: str, *, max_new_tokens: int, temperature: float, seed: int) -> str:
         generator = torch.Generator().manual_seed(seed)
         end = self.encoding.eot_token
         ids = [end, *self.encoding.encode_ordinary(prompt)]
@@ -72,14 +70,15 @@ def load_model(checkpoint_dir: str) -> GPT2LMHeadModel:
     """The model of a whole checkpoint, or of one that several ranks wrote in parts."""
     folder = _folder(checkpoint_dir)
     if (folder / "model.safetensors").exists():
-        return GPT2LMHeadModel.from_pretrained(folder).eval()
+        return GPT2LMHeadModel.from_pretrained(folder)  # In evaluation mode.
     model = GPT2LMHeadModel(GPT2Config.from_pretrained(folder))
+    model.train(False)
     weights = model.state_dict()
     del weights["lm_head.weight"]  # Those of the embeddings.
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # As is wanted.
         load({"model": weights}, checkpoint_id=folder, no_dist=True)
-    return model.eval()
+    return model
 
 
 def load_encoding(checkpoint_dir: str) -> tiktoken.Encoding:

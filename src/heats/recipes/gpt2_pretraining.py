@@ -111,10 +111,10 @@ def evaluate(config: dict[str, Any], checkpoint_dir: str) -> dict[str, float]:
     model = gpt2_predictor.load_model(checkpoint_dir)
     losses = [
         (float(loss), len(batch))
-        for batch in torch.from_numpy(gpt2.blocks(config, "validation")).split(config["batch_size"])
-        for loss in [_validation_loss(model, batch.long(), config)]
+        for batch in gpt2.batches(config, "validation")
+        for loss in [_validation_loss(model, batch, config)]
     ]
-    return {"val_loss": sum(loss * size for loss, size in losses) / sum(s for _, s in losses)}
+    return {"val_loss": sum(loss * size for loss, size in losses) / sum(size for _, size in losses)}
 
 
 def example(config: dict[str, Any]) -> tuple[pd.DataFrame, dict[str, Any]]:
@@ -148,7 +148,9 @@ def train_epoch(
     )
     model.train()
     losses, num_tokens, began_s = [], 0, time.perf_counter()
-    for step in islice(_grouped(batches, config["gradient_accumulation"]), config["steps_per_epoch"]):
+    for step in islice(
+        _grouped(batches, config["gradient_accumulation"]), config["steps_per_epoch"]
+    ):
         losses.append(optimizer_step(model, optimizer, step, config["precision"]))
         num_tokens += sum(batch.numel() for batch in step)
     if not losses:
@@ -249,7 +251,8 @@ def parallelize(network: transformers.GPT2LMHeadModel, config: dict[str, Any]) -
     """The model on this worker's device, replicated or sharded over all workers."""
     strategy = config["parallel_strategy"]
     if config["activation_checkpointing"]:
-        network.gradient_checkpointing_enable({"use_reentrant": False})
+        options = {"use_reentrant": False}
+        network.gradient_checkpointing_enable(options)  # type: ignore[no-untyped-call]
     if config["compile"]:
         # Sharded: block by block, so that the gathering of weights stays outside.
         for module in [network] if strategy == "ddp" else network.transformer.h:
@@ -262,7 +265,7 @@ def parallelize(network: transformers.GPT2LMHeadModel, config: dict[str, Any]) -
             fully_shard(block, mesh=mesh)
         fully_shard(network, mesh=mesh)
         return network
-    options = {"auto_wrap_policy": ModuleWrapPolicy({GPT2Block}), "use_orig_params": True}
+    options: dict[str, Any] = {"auto_wrap_policy": ModuleWrapPolicy({GPT2Block}), "use_orig_params": True}
     prepared: nn.Module = ray.train.torch.prepare_model(
         network,
         parallel_strategy=strategy,

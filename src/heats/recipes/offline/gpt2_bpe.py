@@ -49,7 +49,7 @@ def encoding(data_dir: str) -> tiktoken.Encoding:
 
 def published() -> tiktoken.Encoding:
     """GPT-2's encoding as tiktoken has it: from its cache folder, otherwise downloaded."""
-    from tiktoken_ext import openai_public
+    from tiktoken_ext import openai_public  # type: ignore[import-untyped]
 
     return tiktoken.Encoding(**openai_public.gpt2())
 
