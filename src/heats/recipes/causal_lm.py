@@ -42,7 +42,7 @@ def train(config: dict[str, Any]) -> None:
             (`gpt2.build_model`); the text (`gpt2.blocks`); `shuffle_buffer` (blocks; None: in the
             order of the text), `precision` (fp32, bf16).
     """
-    _quiet()
+    gpt2.quiet()
     encoding = gpt2.encoding(config["source"], config["data_dir"])
     model = gpt2.build_model(config)
     heats.set_tags(
@@ -77,7 +77,7 @@ def train(config: dict[str, Any]) -> None:
 
 def evaluate(config: dict[str, Any], checkpoint_dir: str) -> dict[str, float]:
     """`eval_loss` of a checkpoint, computed anew on the validation blocks."""
-    _quiet()
+    gpt2.quiet()
     model = transformers.GPT2LMHeadModel.from_pretrained(Path(checkpoint_dir, CHECKPOINT_NAME))
     with tempfile.TemporaryDirectory() as output_dir:
         trainer = BlocksTrainer(
@@ -196,9 +196,3 @@ def _labelled(batches: Iterable[Any]) -> Iterator[dict[str, torch.Tensor]]:
     for batch in batches:
         tokens = batch[TOKENS].long()
         yield {TOKENS: tokens, "labels": tokens}
-
-
-def _quiet() -> None:
-    """No progress bars: a sweep would repeat them for every trial."""
-    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]

@@ -35,6 +35,13 @@ ENCODING_FILE = "encoding.json"
 
 _TITLE = re.compile(r"= (?!= ).+(?<! =) =")
 
+
+def quiet() -> None:
+    """No progress bars: a sweep would repeat them for every trial."""
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+
+
 # --- text to blocks ---------------------------------------------------------------------------
 
 

@@ -75,6 +75,7 @@ def train(config: dict[str, Any]) -> None:
         RuntimeError: `parallel_strategy` is fsdp, for several workers without GPUs.
     """
     _check(config)
+    gpt2.quiet()
     encoding = gpt2.encoding(config["source"], config["data_dir"])
     network = gpt2.build_model(config)
     heats.set_tags(
@@ -108,6 +109,7 @@ def evaluate(config: dict[str, Any], checkpoint_dir: str) -> dict[str, float]:
     """`val_loss` of a checkpoint, computed anew on the validation blocks."""
     from heats.recipes import gpt2_predictor  # Here, since it tells MLflow that it is the model.
 
+    gpt2.quiet()
     model = gpt2_predictor.load_model(checkpoint_dir)
     losses = [
         (float(loss), len(batch))
@@ -251,8 +253,7 @@ def parallelize(network: transformers.GPT2LMHeadModel, config: dict[str, Any]) -
     """The model on this worker's device, replicated or sharded over all workers."""
     strategy = config["parallel_strategy"]
     if config["activation_checkpointing"]:
-        options = {"use_reentrant": False}
-        network.gradient_checkpointing_enable(options)  # type: ignore[no-untyped-call]
+        network.activation_checkpointing_enable()
     if config["compile"]:
         # Sharded: block by block, so that the gathering of weights stays outside.
         for module in [network] if strategy == "ddp" else network.transformer.h:
