@@ -32,10 +32,15 @@ RECIPES = sorted(
     for path in (CONF / "recipe").rglob("*.yaml")
 )
 PACKAGES = {
+    "causal_lm": "tiktoken",
+    "causal_lm_hub": "tiktoken",
     "frameworks/accelerate": "accelerate",
     "frameworks/deepspeed": "deepspeed",
     "frameworks/hf_trainer": "transformers",
     "frameworks/lightning": "lightning",
+    "gpt2_pretraining": "tiktoken",
+    "gpt2_pretraining_124m": "tiktoken",
+    "gpt2_pretraining_hub": "tiktoken",
     "text_classification": "transformers",
     "text_classification_hub": "transformers",
 }
@@ -96,8 +101,9 @@ def test_everything_a_recipe_names_exists(recipe: str) -> None:
         pytest.importorskip(PACKAGES[recipe], reason="needs an extra of heats")
     node = app_node(composed(f"recipe={recipe}"))
 
-    (train,) = targets(node)
+    (train,) = targets(node["recipe"])
     assert list(inspect.signature(named(train)).parameters) == ["config"]
+    assert all(callable(named(dataset)) for dataset in targets(node["data"]))
     promotion = node["promotion"]
     assert list(inspect.signature(named(promotion["evaluate"])).parameters) == [
         "config",

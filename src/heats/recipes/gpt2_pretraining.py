@@ -266,7 +266,10 @@ def parallelize(network: transformers.GPT2LMHeadModel, config: dict[str, Any]) -
             fully_shard(block, mesh=mesh)
         fully_shard(network, mesh=mesh)
         return network
-    options: dict[str, Any] = {"auto_wrap_policy": ModuleWrapPolicy({GPT2Block}), "use_orig_params": True}
+    options: dict[str, Any] = {
+        "auto_wrap_policy": ModuleWrapPolicy({GPT2Block}),
+        "use_orig_params": True,
+    }
     prepared: nn.Module = ray.train.torch.prepare_model(
         network,
         parallel_strategy=strategy,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +11,6 @@ import torch
 
 from heats.recipes import gpt2
 from heats.recipes.offline.packages import GENSIM, GPT2_BPE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 DATA_DIR = Path(__file__).parents[3] / ".cache" / "data"
 
@@ -70,11 +67,12 @@ class Shard:
         drop_last: bool = False,
         local_shuffle_buffer_size: int | None = None,
         local_shuffle_seed: int | None = None,
-    ) -> Iterator[dict[str, torch.Tensor]]:
+    ) -> list[dict[str, torch.Tensor]]:
         order = np.arange(len(self._blocks))
         if local_shuffle_buffer_size:
             order = np.random.default_rng(local_shuffle_seed).permutation(order)
         end = len(order) - len(order) % batch_size if drop_last else len(order)
-        for start in range(0, end, batch_size):
-            rows = order[start : min(start + batch_size, end)]
-            yield {gpt2.TOKENS: torch.from_numpy(self._blocks[rows])}
+        return [
+            {gpt2.TOKENS: torch.from_numpy(self._blocks[order[start:end][:batch_size]])}
+            for start in range(0, end, batch_size)
+        ]

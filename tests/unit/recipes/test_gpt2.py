@@ -15,15 +15,22 @@ pytest.importorskip("transformers", reason="needs heats[examples]")
 pytest.importorskip("tiktoken", reason="needs heats[examples]")
 
 import torch
+from tests.unit.recipes.gpt2_data import CONFIG, DATA_DIR, needs_packages
 
 from heats.recipes import gpt2
 from heats.recipes.offline import gpt2_bpe, wiki
-from tests.unit.recipes.gpt2_data import CONFIG, DATA_DIR, needs_packages
 
 if TYPE_CHECKING:
     import tiktoken
 
-LINES = [" = Ann = \n", "Ann is here.\n", " = = Life = = \n", "\n", " = E = mc2 = \n", "No = title\n"]
+LINES = [
+    " = Ann = \n",
+    "Ann is here.\n",
+    " = = Life = = \n",
+    "\n",
+    " = E = mc2 = \n",
+    "No = title\n",
+]
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ import ray.train.torch
 import torch
 import torch.distributed as dist
 from mlflow.pyfunc.model import PythonModelContext
+from tests.unit.recipes.gpt2_data import CONFIG, Shards, needs_packages
 from torch import nn
 
 from heats.recipes import gpt2, gpt2_predictor, gpt2_pretraining
-from tests.unit.recipes.gpt2_data import CONFIG, Shards, needs_packages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
