@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from ray.train import CheckpointConfig, RunConfig, ScalingConfig
+from ray.data import ExecutionOptions
+from ray.train import CheckpointConfig, DataConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 
 from heats.recipes import digits
@@ -42,16 +44,54 @@ TEXT: dict[str, Any] = {
     "frozen_layers": 5,
     "warmup_ratio": 0.0,
 }
+GPT2: dict[str, Any] = {
+    "lr": 5e-3,
+    "batch_size": 2,
+    "epochs": 1,
+    "weight_decay": 0.1,
+    "seed": 0,
+    "source": "wikipedia-gensim",
+    "name": None,
+    "data_dir": str(DATA_DIR),
+    "block_size": 16,
+    "lines_per_part": 8192,
+    "max_val_lines": 3,
+    "shuffle_buffer": 64,
+    "n_positions": 16,
+    "n_embd": 8,
+    "n_layer": 2,
+    "n_head": 2,
+    "dropout": 0.1,
+    "precision": "fp32",
+}
+FSDP2: dict[str, Any] = {
+    **GPT2,
+    "steps_per_epoch": 4,
+    "parallel_strategy": "fsdp2",
+    "gradient_accumulation": 2,
+    "compile": False,
+    "activation_checkpointing": True,
+    "checkpoint_upload": "async",
+}
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 
 def fit(
-    train: Callable[[dict[str, Any]], None], config: dict[str, Any], storage: Path, num_workers: int
+    train: Callable[[dict[str, Any]], None],
+    config: dict[str, Any],
+    storage: Path,
+    num_workers: int,
+    datasets: dict[str, Any] | None = None,
 ) -> Result:
     trainer = TorchTrainer(
         train,
         train_loop_config=config,
+        datasets=datasets,
+        dataset_config=DataConfig(
+            datasets_to_split=["train"] if datasets else "all",
+            execution_options=ExecutionOptions(preserve_order=True),
+        ),
         scaling_config=ScalingConfig(num_workers=num_workers),
         run_config=RunConfig(
             name="plain",
@@ -96,3 +136,57 @@ def test_text_classification_trains_in_a_plain_torch_trainer(
     if num_workers == 2:  # It continues from files that both ranks have written.
         states = {path.name for path in Path(result.checkpoint.path).glob("*/rng_state*")}
         assert states == {"rng_state_0.pth", "rng_state_1.pth"}
+
+
+def gpt2_datasets() -> dict[str, Any]:
+    """Of the settings `GPT2`."""
+    pytest.importorskip("tiktoken", reason="needs heats[examples]")
+    if not DATA_DIR.is_dir():
+        pytest.skip("needs `make data`")
+    from heats.recipes import gpt2
+
+    keys = ("source", "name", "data_dir", "block_size", "lines_per_part")
+    given = {key: GPT2[key] for key in keys}
+    return {
+        "train": gpt2.dataset(split="train", max_lines=200, **given),
+        "validation": gpt2.dataset(split="validation", max_lines=GPT2["max_val_lines"], **given),
+    }
+
+
+def test_gpt2_pretraining_goes_on_from_shards_of_two_ranks_on_two_and_on_one(
+    tmp_path: Path,
+) -> None:
+    datasets = gpt2_datasets()
+    from heats.recipes import gpt2_pretraining
+
+    train = gpt2_pretraining.train
+    whole = fit(train, FSDP2 | {"epochs": 2}, tmp_path / "whole", 2, datasets)
+    fit(train, FSDP2, tmp_path / "again", 2, datasets)
+    shutil.copytree(tmp_path / "again", tmp_path / "fewer")
+    on_two = fit(train, FSDP2 | {"epochs": 2}, tmp_path / "again", 2, datasets)
+    on_one = fit(train, FSDP2 | {"epochs": 2}, tmp_path / "fewer", 1, datasets)
+
+    for result in (whole, on_two, on_one):
+        assert result.error is None
+        assert result.metrics is not None
+        assert result.metrics["epoch"] == 2
+    assert on_two.metrics["val_loss"] == whole.metrics["val_loss"]
+    assert on_two.metrics["train_loss"] == whole.metrics["train_loss"]
+    # One rank draws other blocks, from the same weights.
+    assert on_one.metrics["val_loss"] == pytest.approx(whole.metrics["val_loss"], rel=0.05)
+    again = gpt2_pretraining.evaluate(FSDP2, on_two.checkpoint.path)
+    assert again["val_loss"] == pytest.approx(on_two.metrics["val_loss"], rel=1e-6)
+
+
+def test_causal_lm_trains_in_a_plain_torch_trainer(tmp_path: Path) -> None:
+    datasets = gpt2_datasets()
+    from heats.recipes import causal_lm
+
+    result = fit(causal_lm.train, GPT2 | {"eval_steps": 4}, tmp_path, 2, datasets)
+
+    assert result.error is None
+    assert result.metrics is not None
+    assert result.metrics["step"] == 4
+    assert result.checkpoint is not None
+    again = causal_lm.evaluate(GPT2 | {"eval_steps": 4}, result.checkpoint.path)
+    assert again["eval_loss"] == pytest.approx(result.metrics["eval_loss"], rel=1e-5)

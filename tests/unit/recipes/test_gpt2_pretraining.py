@@ -51,9 +51,10 @@ def config(one_rank: OneRank, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]
 
 
 @pytest.fixture
-def process_group() -> Iterator[None]:
+def process_group(tmp_path: Path) -> Iterator[None]:
     """Of this process alone, as a worker of one has it."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    meeting = f"file://{tmp_path}/process-group"
+    dist.init_process_group("gloo", init_method=meeting, rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
