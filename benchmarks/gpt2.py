@@ -58,8 +58,8 @@ def bare(config: dict[str, Any], out: str) -> None:
         torch.cuda.set_device(device)
     else:
         torch.set_num_threads(1)  # As a lane's worker with one CPU has it.
-    network = gpt2.build_model(config).to(device)
-    model = torch.nn.parallel.DistributedDataParallel(network)
+    network: torch.nn.Module = gpt2.build_model(config)
+    model = torch.nn.parallel.DistributedDataParallel(network.to(device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     batches = _batches(config, device)
     for _ in range(_EPOCHS):
@@ -100,7 +100,7 @@ def utilization(config: dict[str, Any], tokens_per_s: float, device_name: str) -
         return None
     with torch.device("meta"):
         num_parameters = gpt2.build_model(config).num_parameters()
-    attention = 12 * config["n_layer"] * config["n_embd"] * config["block_size"]
+    attention: int = 12 * config["n_layer"] * config["n_embd"] * config["block_size"]
     return tokens_per_s * (6 * num_parameters + attention) / peak
 
 
