@@ -7,7 +7,7 @@ import sys
 
 from rich.console import Console
 
-BENCHMARKS: tuple[str, ...] = ("overhead", "startup", "throughput", "turns", "faults")
+BENCHMARKS: tuple[str, ...] = ("overhead", "startup", "throughput", "gpt2", "turns", "faults")
 """Modules of this package: the docstring says what is measured, `main(arguments)` does it."""
 
 

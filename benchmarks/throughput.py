@@ -120,19 +120,50 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="measured time of a run")
     parser.add_argument("--ranks", type=int, default=2, help="workers, one CPU or GPU each")
     options = parser.parse_args(arguments)
+    compare(
+        "throughput",
+        "samples",
+        arguments,
+        options.repeats,
+        options.ranks,
+        lambda name, out: _command(name, options, out),
+    )
+
+
+def compare(
+    benchmark: str,
+    unit: str,
+    arguments: list[str],
+    repeats: int,
+    ranks: int,
+    command: Callable[[str, Path], list[str]],
+    facts_of: Callable[[dict[str, list[float]]], dict[str, Any]] = lambda speeds: {},
+) -> None:
+    """Run a loop bare and in a lane, in turns; print the ratio and write it to `RESULTS`.
+
+    Args:
+        benchmark: Name of the benchmark.
+        unit: What is counted in a second.
+        arguments: Of the command line.
+        repeats: Runs of each.
+        ranks: Workers of a run.
+        command: The Python program that runs `bare` or `lane` and writes its speed to a file.
+        facts_of: What else to write, from the speeds.
+    """
     console = Console()
     speeds: dict[str, list[float]] = {"bare": [], "lane": []}
-    for repeat in range(options.repeats):
+    for repeat in range(repeats):
         # The first of a pair has the cooler machine: they change places.
         order = list(speeds) if repeat % 2 == 0 else list(reversed(speeds))
         for name in order:
             with scratch() as folder:
                 out = folder / "speed.json"
-                run_timed(_command(name, options, out), folder)
+                run_timed(command(name, out), folder)
                 speeds[name].append(float(json.loads(out.read_text(encoding="utf-8"))))
-            console.print(f"{name}: {speeds[name][-1]:,.1f} samples/s", highlight=False)
+            console.print(f"{name}: {speeds[name][-1]:,.1f} {unit}/s", highlight=False)
     ratios = [lane / bare for lane, bare in zip(speeds["lane"], speeds["bare"], strict=True)]
-    table = Table(title=f"{options.ranks} ranks, samples per second", title_justify="left")
+    title = f"{ranks} rank{'s' * (ranks > 1)}, {unit} per second"
+    table = Table(title=title, title_justify="left")
     for column in ("", "median", "lowest", "highest"):
         table.add_column(column, justify="right" if column else "left")
     for name, values in (*speeds.items(), ("lane / bare", ratios)):
@@ -140,24 +171,29 @@ def main(arguments: list[str]) -> None:
             name, *(f"{each:,.3f}" for each in (median(values), min(values), max(values)))
         )
     console.print(table)
-    path = RESULTS / f"throughput-{datetime.now(UTC):%Y-%m-%d}.json"
+    path = RESULTS / f"{benchmark}-{datetime.now(UTC):%Y-%m-%d}.json"
     result = {
-        "command": " ".join(["python -m benchmarks throughput", *arguments]),
+        "command": " ".join([f"python -m benchmarks {benchmark}", *arguments]),
         "machine": facts(),
         "device": "cuda" if torch.cuda.is_available() else "cpu",
-        "samples_per_s": speeds,
+        f"{unit}_per_s": speeds,
         "ratio": {"median": median(ratios), "all": ratios},
+        **facts_of(speeds),
     }
     path.write_text(json.dumps(result) + "\n", encoding="utf-8")
     console.print(f"Written to {path.relative_to(PROJECT)}", highlight=False)
 
 
+def torchrun(ranks: int, call: str) -> list[str]:
+    """Arguments of Python that run a statement on so many ranks."""
+    runner = ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
+    return [*runner, "--no-python", sys.executable, "-c", call]
+
+
 def _command(name: str, options: argparse.Namespace, out: Path) -> list[str]:
     if name == "bare":
-        runner = ["-m", "torch.distributed.run", f"--nproc-per-node={options.ranks}"]
-        loop = "--no-python", sys.executable, "-c"
         call = f"from benchmarks.throughput import bare; bare({options.seconds}, {str(out)!r})"
-        return [*runner, *loop, call]
+        return torchrun(options.ranks, call)
     return [
         str(PROJECT / "sweep.py"),
         "recipe._target_=benchmarks.throughput.train",

@@ -258,7 +258,7 @@ def refuse_changes(before: SweepStarted, now: SweepStarted) -> None:
     What its fixed overrides mean is in the config, where a larger budget may be told from the rest.
     """
     what = {
-        "search space": (before.space["dimensions"], now.space["dimensions"]),
+        "search space": (_searched(before), _searched(now)),
         "objective": (before.objective, now.objective),
         "config": (_with_defaults(before.config_yaml), _with_defaults(now.config_yaml)),
     }
@@ -275,6 +275,10 @@ def refuse_changes(before: SweepStarted, now: SweepStarted) -> None:
             f"trials could not be compared:\n{shown}\nUndo the change, or start a new study."
         )
         raise ConfigError(msg)
+
+
+def _searched(start: SweepStarted) -> dict[str, Any]:
+    return {key: value for key, value in start.space.items() if key != "fixed"}
 
 
 def _with_defaults(config_yaml: str) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from ray.data import ExecutionOptions
 from ray.train import CheckpointConfig, DataConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 
@@ -82,6 +84,35 @@ GLUE: dict[str, Any] = {
     "max_eval_rows": 33,
     "shuffle_buffer_rows": 32,
 }
+GPT2: dict[str, Any] = {
+    "lr": 5e-3,
+    "batch_size": 2,
+    "epochs": 1,
+    "weight_decay": 0.1,
+    "seed": 0,
+    "source": "wikipedia-gensim",
+    "name": None,
+    "data_dir": str(DATA_DIR),
+    "block_size": 16,
+    "lines_per_part": 8192,
+    "max_val_lines": 3,
+    "shuffle_buffer": 64,
+    "n_positions": 16,
+    "n_embd": 8,
+    "n_layer": 2,
+    "n_head": 2,
+    "dropout": 0.1,
+    "precision": "fp32",
+}
+FSDP2: dict[str, Any] = {
+    **GPT2,
+    "steps_per_epoch": 4,
+    "parallel_strategy": "fsdp2",
+    "gradient_accumulation": 2,
+    "compile": False,
+    "activation_checkpointing": True,
+    "checkpoint_upload": "async",
+}
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -91,18 +122,22 @@ def fit(
     config: dict[str, Any],
     storage: Path,
     num_workers: int,
-    **options: Any,
+    datasets: dict[str, Any] | None = None,
 ) -> Result:
     trainer = TorchTrainer(
         train,
         train_loop_config=config,
+        datasets=datasets,
+        dataset_config=DataConfig(
+            datasets_to_split=["train"] if datasets else "all",
+            execution_options=ExecutionOptions(preserve_order=True),
+        ),
         scaling_config=ScalingConfig(num_workers=num_workers),
         run_config=RunConfig(
             name="plain",
             storage_path=str(storage),
             checkpoint_config=CheckpointConfig(num_to_keep=1),
         ),
-        **options,
     )
     return trainer.fit()
 
@@ -174,14 +209,7 @@ def test_glue_trains_in_a_plain_torch_trainer_on_ray_data(tmp_path: Path) -> Non
         for split, max_rows in (("train", "max_train_rows"), ("validation", "max_eval_rows"))
     }
 
-    result = fit(
-        glue.train,
-        GLUE,
-        tmp_path,
-        num_workers=2,
-        datasets=datasets,
-        dataset_config=DataConfig(datasets_to_split=["train"]),
-    )
+    result = fit(glue.train, GLUE, tmp_path, num_workers=2, datasets=datasets)
 
     assert result.error is None
     assert result.metrics is not None
@@ -189,3 +217,58 @@ def test_glue_trains_in_a_plain_torch_trainer_on_ray_data(tmp_path: Path) -> Non
     assert result.checkpoint is not None
     again = glue.evaluate(GLUE, result.checkpoint.path)  # Of every row, in one process.
     assert again == pytest.approx({key: result.metrics[key] for key in again}, rel=1e-4)
+
+
+def gpt2_datasets() -> dict[str, Any]:
+    """Of the settings `GPT2`."""
+    pytest.importorskip("tiktoken", reason="needs heats[examples]")
+    if not DATA_DIR.is_dir():
+        pytest.skip("needs `make data`")
+    from heats.recipes import gpt2
+
+    keys = ("source", "name", "data_dir", "block_size", "lines_per_part")
+    given = {key: GPT2[key] for key in keys}
+    return {
+        "train": gpt2.dataset(split="train", max_lines=200, **given),
+        "validation": gpt2.dataset(split="validation", max_lines=GPT2["max_val_lines"], **given),
+    }
+
+
+@pytest.mark.timeout(300)  # Four cold Ray Train runs.
+def test_gpt2_pretraining_goes_on_from_shards_of_two_ranks_on_two_and_on_one(
+    tmp_path: Path,
+) -> None:
+    datasets = gpt2_datasets()
+    from heats.recipes import gpt2_pretraining
+
+    train = gpt2_pretraining.train
+    whole = fit(train, FSDP2 | {"epochs": 2}, tmp_path / "whole", 2, datasets)
+    fit(train, FSDP2, tmp_path / "again", 2, datasets)
+    shutil.copytree(tmp_path / "again", tmp_path / "fewer")
+    on_two = fit(train, FSDP2 | {"epochs": 2}, tmp_path / "again", 2, datasets)
+    on_one = fit(train, FSDP2 | {"epochs": 2}, tmp_path / "fewer", 1, datasets)
+
+    for result in (whole, on_two, on_one):
+        assert result.error is None
+        assert result.metrics is not None
+        assert result.metrics["epoch"] == 2
+    assert on_two.metrics["val_loss"] == whole.metrics["val_loss"]
+    assert on_two.metrics["train_loss"] == whole.metrics["train_loss"]
+    # One rank draws other blocks, from the same weights.
+    assert on_one.metrics["val_loss"] == pytest.approx(whole.metrics["val_loss"], rel=0.05)
+    again = gpt2_pretraining.evaluate(FSDP2, on_two.checkpoint.path)
+    assert again["val_loss"] == pytest.approx(on_two.metrics["val_loss"], rel=1e-6)
+
+
+def test_causal_lm_trains_in_a_plain_torch_trainer(tmp_path: Path) -> None:
+    datasets = gpt2_datasets()
+    from heats.recipes import causal_lm
+
+    result = fit(causal_lm.train, GPT2 | {"eval_steps": 4}, tmp_path, 2, datasets)
+
+    assert result.error is None
+    assert result.metrics is not None
+    assert result.metrics["step"] == 4
+    assert result.checkpoint is not None
+    again = causal_lm.evaluate(GPT2 | {"eval_steps": 4}, result.checkpoint.path)
+    assert again["eval_loss"] == pytest.approx(result.metrics["eval_loss"], rel=1e-5)

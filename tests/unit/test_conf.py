@@ -32,12 +32,17 @@ RECIPES = sorted(
     for path in (CONF / "recipe").rglob("*.yaml")
 )
 PACKAGES = {
+    "causal_lm": "tiktoken",
+    "causal_lm_hub": "tiktoken",
     "frameworks/accelerate": "accelerate",
     "frameworks/deepspeed": "deepspeed",
     "frameworks/hf_trainer": "transformers",
     "frameworks/lightning": "lightning",
     "glue": "transformers",
     "glue_hub": "transformers",
+    "gpt2_pretraining": "tiktoken",
+    "gpt2_pretraining_124m": "tiktoken",
+    "gpt2_pretraining_hub": "tiktoken",
     "image_classification": "transformers",
     "image_classification_dinov2": "transformers",
     "image_classification_hub": "transformers",
