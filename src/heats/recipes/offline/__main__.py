@@ -30,14 +30,18 @@ def download(
     if unknown := set(names or ()) - PACKAGES.keys():
         console.print(f"Unknown: {', '.join(sorted(unknown))}. Known: {', '.join(PACKAGES)}.")
         raise typer.Exit(2)
+    is_missing = False
     for package in (PACKAGES[name] for name in names or PACKAGES):
         try:
             with console.status(f"{package.name}: {package.size / MIB:.1f} MiB"):
                 path = package.download(to)
         except (OSError, ValueError, subprocess.CalledProcessError) as error:
-            console.print(f"{package.name}: {escape(str(error))}")
-            raise typer.Exit(1) from None
+            console.print(f"{package.name}: {escape(str(error))}", soft_wrap=True)
+            is_missing = True
+            continue
         console.print(escape(f"{package.name}  {path}  ({package.licence})"), soft_wrap=True)
+    if is_missing:
+        raise typer.Exit(1)
 
 
 typer.run(download)
