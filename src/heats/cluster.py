@@ -7,6 +7,8 @@ import dataclasses
 import itertools
 import math
 import os
+import signal
+import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -249,8 +251,14 @@ def ray_cluster(conf: ClusterConf) -> Iterator[list[Node]]:
         }
     else:
         options |= {"address": conf.address, "runtime_env": {"env_vars": _RAY_ENV}}
+    is_main = threading.current_thread() is threading.main_thread()
+    on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(**options)
+        if (
+            is_main and on_sigterm is not None
+        ):  # Ray puts its own in place, which ends the process at once.
+            signal.signal(signal.SIGTERM, on_sigterm)
     except (ConnectionError, ValueError) as exc:
         msg = f"cluster.address={conf.address!r:.80} cannot be used: {exc}"
         raise ConfigError(msg) from exc

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import itertools
 import os
 import re
 import secrets
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from heats.trial import LaneShape
 
 DEFAULT_NUM_TRIALS = 20
+_MAX_TRIES = 100
 
 _OF_LANES = ("scaling", "backend")
 """Sections that trials may differ in: each gets a lane of its own shape."""
@@ -92,7 +94,9 @@ class Plan:
         )
         study = Study(objective, space, conf.sampler, conf.seed)
         num_trials = _num_trials(conf, space, study)
-        point = composer.compose(study.ask().overrides, number=0)  # One is tried before any starts.
+        overrides = study.ask().overrides
+        point = composer.compose(overrides, number=0)  # One is tried before any starts.
+        _check_choices(space, composer, overrides)
         study_name = conf.study_name or _new_name(config)
         check_study_name(study_name)
         with read_write(config), open_dict(config):
@@ -322,6 +326,18 @@ def _num_trials(conf: SweepConf, space: SearchSpace, study: Study) -> int:
     if num_points is None:
         return conf.n_trials or DEFAULT_NUM_TRIALS
     return min(conf.n_trials or num_points, num_points)
+
+
+def _check_choices(space: SearchSpace, composer: Composer, overrides: tuple[str, ...]) -> None:
+    """Raise ConfigError where one of the listed values does not fit the config.
+
+    Each is tried once, in a point that fits; of very many only the first.
+    """
+    tries = ((key, each.text) for key, listed in space.categories.items() for each in listed)
+    for key, text in itertools.islice(tries, _MAX_TRIES):
+        point = tuple(f"{key}={text}" if each.startswith(f"{key}=") else each for each in overrides)
+        if point != overrides:
+            composer.compose(point, number=0)
 
 
 def _refuse_settings_as_dimensions(space: SearchSpace, config: DictConfig) -> None:

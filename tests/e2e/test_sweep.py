@@ -172,31 +172,39 @@ def test_killed_sweep_is_finished_by_resume_without_repeating_a_trial(
 def test_interrupted_sweep_leaves_in_ten_seconds_and_is_resumed(
     project_dir: Path, program: Program
 ) -> None:
-    program.start("sweep.py", *DIGITS, "n_trials=14", "study_name=race")
-    wait_for(lambda: num_ended(project_dir) >= 2, program)
-    began = time.monotonic()
-    program.signal(signal.SIGINT)
-    code = program.wait()
-    took_s = time.monotonic() - began
-    assert code == 130, program.output
-    assert "Traceback" not in program.output
-    assert took_s < 30  # 10 on an idle machine; a test must not depend on that
-    assert program.remaining(within_s=2) == []
-    record = read_sweep(sweep_dir(project_dir))
-    assert record.ended is not None
-    assert not record.ended.finished
-    assert len(record.trials) < 14
-    check_tracking(project_dir, record)
+    program.start("sweep.py", *DIGITS, "n_trials=10", "study_name=race")
+    check_leaves(program, signal.SIGINT, after=2, of=10)
 
     resumed = Program(project_dir)
-    try:
-        assert resumed.run(HEATS, "resume", "race") == 0, resumed.output
+    try:  # For more trials than it was started with.
+        resumed.start(HEATS, "resume", "race", "n_trials=14")
+        check_leaves(resumed, signal.SIGTERM, after=6, of=14)
+        assert resumed.run(HEATS, "resume", "race", "n_trials=14") == 0, resumed.output
     finally:
         resumed.kill()
     after = read_sweep(sweep_dir(project_dir))
     assert len(after.trials) == 14
     assert after.counts()[TrialState.RUNNING] == 0
     check_tracking(project_dir, after)
+
+
+def check_leaves(program: Program, number: int, *, after: int, of: int) -> None:
+    """Signal a sweep once so many trials have ended, and see that it leaves, to be resumed."""
+    folder = program.folder
+    wait_for(lambda: num_ended(folder) >= after, program)
+    began = time.monotonic()
+    program.signal(number)
+    code = program.wait()
+    took_s = time.monotonic() - began
+    assert code == 130, program.output
+    assert "Traceback" not in program.output
+    assert took_s < 30  # 10 on an idle machine; a test must not depend on that
+    assert program.remaining(within_s=2) == []
+    record = read_sweep(sweep_dir(folder))
+    assert record.ended is not None
+    assert not record.ended.finished
+    assert len(record.trials) < of
+    check_tracking(folder, record)
 
 
 FOREIGN = ("-m", "hydra/sweeper=heats", "hydra.sweeper.study_name=race")

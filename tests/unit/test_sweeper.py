@@ -151,6 +151,8 @@ def test_run_without_a_space_takes_the_whole_machine_and_a_trial_one_cpu(
         (["lrr=0.1,0.2"], "Did you mean 'lr'"),
         (["asha.min_resource=1,2"], "asha.min_resource is a setting of the whole sweep"),
         (["lr=interval(0.1"], "lr"),
+        (["lr=0.1,abc"], "abc"),
+        (["recipe=digits,digit"], "digit"),
     ],
 )
 def test_space_that_cannot_be_swept_is_refused(

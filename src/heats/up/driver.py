@@ -46,11 +46,15 @@ _MAX_BYTES = 2**16
 
 
 class _Ending:
-    """Tells the client the exit code as the last thing that this process does."""
+    """Tells the client the exit code as the last thing that this process does.
+
+    By then the next sweep may begin: its client waits for the next driver.
+    """
 
     def __init__(self) -> None:
         self.message: dict[str, Any] = {"exit": int(ExitCode.NOT_DONE)}
         self.connection: socket.socket | None = None
+        self.busy: FileLock | None = None
         atexit.register(self._tell)  # What is registered first runs last.
 
     def _tell(self) -> None:
@@ -58,6 +62,8 @@ class _Ending:
             for stream in (sys.stdout, sys.stderr):
                 with suppress(OSError, ValueError):  # Whoever read it may have left.
                     stream.flush()
+            if self.busy is not None:
+                self.busy.release()
             with suppress(OSError):
                 _send(self.connection, self.message)
 
@@ -86,10 +92,10 @@ def main(number: int) -> int:
                 connection, _ = listener.accept()
                 connection.settimeout(None)
                 request, fds = _receive(connection)
-                if request is not None and _engage(connection):
+                if request is not None and (busy := _engage(connection)) is not None:
                     break
                 _close(connection, fds)
-    ending.connection = connection
+    ending.connection, ending.busy = connection, busy
     threading.Thread(target=_watch, args=(connection,), daemon=True).start()
     _become(request, fds)
     try:
@@ -117,18 +123,18 @@ def _load() -> None:
     OmegaConf.to_container(OmegaConf.create({"a": "${b.c}", "b": {"c": "x-${d}"}, "d": 1}))
 
 
-def _engage(connection: socket.socket) -> bool:
-    """Let no other sweep begin here, and tell the client; False where it has not waited so long."""
+def _engage(connection: socket.socket) -> FileLock | None:
+    """Let no other sweep begin here, and tell the client; None where it has not waited so long."""
     try:
         busy = FileLock(folder() / BUSY, wait_s=_BUSY_WAIT_S)
     except LockHeldError:
-        return False
+        return None
     try:
         _send(connection, {"pid": os.getpid()})
     except OSError:
         busy.release()
-        return False
-    return True  # The lock goes with this process.
+        return None
+    return busy  # It goes with this process at the latest.
 
 
 def _receive(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
