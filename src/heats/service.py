@@ -26,9 +26,10 @@ _STATE = "up.json"
 _OF_A_SHELL = frozenset(
     "_ COLORTERM COLUMNS DISPLAY FORCE_COLOR HISTFILE HYDRA_FULL_ERROR INVOCATION_ID LESS LINES"
     " LS_COLORS MAKEFLAGS MAKELEVEL MAKEOVERRIDES MFLAGS NO_COLOR OLDPWD PAGER PS1 PWD SHLVL STY"
-    " TERM TERM_PROGRAM TERM_PROGRAM_VERSION TMUX TMUX_PANE WINDOWID".split()
+    " TERM TERM_PROGRAM TERM_PROGRAM_VERSION TMUX TMUX_PANE VIRTUAL_ENV VIRTUAL_ENV_PROMPT"
+    " WINDOWID".split()
 )
-_PREFIXES_OF_A_SHELL = ("DBUS_", "SSH_", "SYSTEMD_", "VSCODE_", "XDG_SESSION_")
+_PREFIXES_OF_A_SHELL = ("DBUS_", "PYENV_", "SSH_", "SYSTEMD_", "VSCODE_", "XDG_SESSION_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +111,20 @@ def environ_digests() -> dict[str, str]:
     """The environment that this process was started with, its limits included; as digests.
 
     What only a shell or a terminal reads is not in it, nor what the program itself has set since:
-    it would set that again.
+    it would set that again. Nor does it matter whether the virtual environment was activated.
     """
     found = {name: text for name, text in first_environ().items() if not is_of_a_shell(name)}
+    found["PATH"] = path_with_own(found.get("PATH", ""))
     return {
         name: hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
         for name, text in (found | _limits()).items()
     }
+
+
+def path_with_own(path: str) -> str:
+    """The `PATH` with the programs of this Python environment first, as activation has it."""
+    own = str(Path(sys.prefix, "bin"))
+    return os.pathsep.join([own, *(each for each in path.split(os.pathsep) if each != own)])
 
 
 def shell_environ() -> dict[str, str]:

@@ -230,7 +230,8 @@ def _run_in_lanes(plan: Plan, race: Race, view: LiveView, nodes: list[Node]) -> 
     # Ray's start is mostly waiting for its processes.
     threading.Thread(target=_load_tune, daemon=True, name="heats-loading").start()
     conf = plan.conf
-    view.status("starting Ray" if conf.cluster.address is None else "connecting to Ray")
+    is_own = conf.cluster.address is None and service_of(conf.cluster) is None
+    view.status("starting Ray" if is_own else "connecting to Ray")
     with (
         ray_cluster(conf.cluster) as found,
         tempfile.TemporaryDirectory(prefix="heats-lanes-", ignore_cleanup_errors=True) as folder,

@@ -124,3 +124,15 @@ def test_other_limits_are_another_environment(environ: dict[str, str]) -> None:
 def test_packages_that_have_changed_since_are_refused() -> None:
     newest = max(path.stat().st_ctime for path in Path(service.__file__).parent.rglob("*.py"))
     assert an_up(started_s=newest - 1).refusal() == "packages have changed since it started"
+
+
+def test_whether_the_virtual_environment_is_activated_makes_no_difference(
+    environ: dict[str, str],
+) -> None:
+    environ["PATH"] = "/usr/bin:/bin"
+    up = an_up()
+    own = str(Path(sys.prefix, "bin"))
+    environ |= {"PATH": f"{own}:/usr/bin:/bin", "VIRTUAL_ENV": sys.prefix, "PYENV_SHELL": "bash"}
+    assert up.refusal() is None
+    environ["PATH"] = f"{own}:/bin"
+    assert "PATH" in (up.refusal() or "")

@@ -21,7 +21,16 @@ from typing import TYPE_CHECKING
 
 from heats.config import ClusterConf
 from heats.locks import FileLock, LockHeldError, is_locked
-from heats.service import BUSY, LANES, LOCK, SOCKET, Up, environ_digests, folder
+from heats.service import (
+    BUSY,
+    LANES,
+    LOCK,
+    SOCKET,
+    Up,
+    environ_digests,
+    folder,
+    path_with_own,
+)
 from heats.up.driver import LOAD_FAILED
 
 if TYPE_CHECKING:
@@ -74,6 +83,7 @@ def main(arguments: list[str]) -> int:
     own, started_s, environ = folder(), time.time(), environ_digests()
     token = secrets.token_hex(32)
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, _LOOPBACK: "0"}
+    os.environ["PATH"] = path_with_own(os.environ.get("PATH", ""))
     from heats.cluster import local_node, ray_cluster
 
     conf = ClusterConf(num_cpus=options.num_cpus, num_gpus=options.num_gpus)
