@@ -324,6 +324,8 @@ def build_trainer(
         save_strategy="epoch",
         logging_strategy="epoch",
         save_total_limit=1,  # The report has copied the others away.
+        # Else the loss, a mean over the rank's rows, is multiplied by the number of ranks.
+        average_tokens_across_devices=False,
         remove_unused_columns=False,  # The transform makes the model's from the others.
         dataloader_num_workers=config["loader_workers"],
         use_cpu=not has_gpu,

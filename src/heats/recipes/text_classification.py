@@ -228,6 +228,8 @@ def build_trainer(
         save_strategy="epoch",
         logging_strategy="epoch",
         save_total_limit=1,  # The report has copied the others away.
+        # Else the loss, a mean over the rank's rows, is multiplied by the number of ranks.
+        average_tokens_across_devices=False,
         use_cpu=not has_gpu,
         dataloader_pin_memory=has_gpu,
         disable_tqdm=True,
